@@ -24,7 +24,6 @@ def missing(reason):
 
 
 def need(command):
-    """Go on only where a command of the testbed is installed."""
     if shutil.which(command) is None:
         missing(f"no {command} is installed; tests/testbed/install does it")
 
@@ -40,14 +39,12 @@ def need_testbed():
 
 
 def need_login():
-    """Go on only where the testbed's user has Lockstep."""
     need_testbed()
     if not (STATE / "login").exists():
         missing("its user has no Lockstep; tests/testbed/login installs this checkout")
 
 
 def need_image():
-    """Go on only where that user has the image, too, which campaigns run in."""
     need_login()
     if not IMAGE.exists():
         missing(f"no image {IMAGE}; tests/testbed/image builds it")
@@ -62,7 +59,6 @@ def as_user(*command, cwd="/", **options):
 
 
 def give(*paths):
-    """Give folders and files to the ordinary user."""
     subprocess.run(["chown", "--recursive", "--no-dereference", USER, *paths], check=True)
 
 
@@ -73,13 +69,11 @@ def site_text(partition="debug"):
 
 
 def unpack_checkout(folder):
-    """Write the files of the last commit into a folder."""
     made = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True)
     subprocess.run(["tar", "-x"], cwd=folder, input=made.stdout, check=True)
 
 
 def done(ended):
-    """Return what a command printed, which must have succeeded."""
     assert ended.returncode == 0, ended.stderr + ended.stdout
     return ended.stdout
 

@@ -166,7 +166,6 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, 
 
 @pytest.fixture
 def group() -> Iterator[None]:
-    """A process group of this process alone."""
     from lockstep.ranks import process_group
 
     process_group.join(device="cpu", threads_per_rank=1)

@@ -63,15 +63,7 @@ def toml(facts: dict[str, Any]) -> str:
 
 
 class Ground:
-    """A campaign's folder on the testbed.
-
-    Args:
-        name: Of the folder.
-        jobs: The campaign's table of that name.
-        env: Further variables of the ranks.
-        site: Further keys of the site, instead of the usual ones.
-        campaign: Further keys of the campaign, instead of the usual ones.
-    """
+    """A campaign's folder on the testbed."""
 
     def __init__(
         self,
@@ -108,16 +100,13 @@ class Ground:
 
     @property
     def results(self) -> Path:
-        """The folder of results."""
         return self.folder / "results" / "fault"
 
     def command(self, *arguments: str) -> list[str]:
-        """Return the command line of the copied suite's `lockstep`."""
         python = STATE / "login" / "bin" / "python"
         return ["env", f"PYTHONPATH={suite()}", str(python), "-m", "lockstep", *arguments]
 
     def lockstep(self, *arguments: str) -> Ended:
-        """Run a command of `lockstep` as the user does."""
         ended: Ended = as_user(*self.command(*arguments), cwd=self.folder)
         return ended
 
@@ -136,12 +125,10 @@ class Ground:
         )
 
     def submit(self) -> str:
-        """Send the campaign and return the id of its first job."""
         done(self.lockstep("submit", "campaign.toml", "--site", "site.toml"))
         return self.sent()[-1]
 
     def sent(self) -> list[str]:
-        """Return the ids of the jobs that were sent."""
         lines = (self.results / "jobs" / "submitted.jsonl").read_text().splitlines()
         return [entry["id"] for entry in map(json.loads, lines) if "id" in entry]
 
@@ -154,7 +141,6 @@ class Ground:
         return row
 
     def told(self) -> str:
-        """Return what `lockstep status` says, in one line."""
         return " ".join(self.lockstep("status", "results/fault").stdout.split())
 
     def put(self, *names: str) -> None:
@@ -175,31 +161,25 @@ class Ground:
         return job_id
 
     def let_go(self) -> None:
-        """Let the ranks go on that wait in the gated case."""
         (self.folder / "hold").unlink(missing_ok=True)
 
     @property
     def launch(self) -> Path:
-        """The folder of the campaign's one launch."""
         return self.results / "launches" / "w2-r0"
 
     def entries(self, kind: str) -> list[dict[str, Any]]:
-        """Return the lines of one kind of the launch's journal."""
         path = self.launch / "journal.jsonl"
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
         return [entry for entry in map(json.loads, lines) if entry["kind"] == kind]
 
     def measured(self) -> list[str]:
-        """Return the cases that the launch has measured, in the order it did."""
         return [entry["case"] for entry in self.entries("case")]
 
     def log(self) -> str:
-        """Return what the ranks of the launch said."""
         path = self.launch / "log.txt"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def said(self, job_id: str) -> str:
-        """Return what the script of a job said."""
         paths = (self.results / "jobs").glob(f"*-{job_id}.out")
         return "".join(path.read_text(errors="replace") for path in paths)
 
@@ -216,12 +196,10 @@ class Ground:
         return self.exit_facts(job_id)
 
     def texts(self) -> str:
-        """Return the ends of all that the jobs and launches said."""
         paths = [path for path in self.folder.rglob("*") if path.suffix in (".out", ".txt")]
         return " ".join(f"{path.name}: {path.read_text()[-500:]}" for path in paths)
 
     def resume(self) -> str:
-        """Send what is missing again and return the job's id."""
         done(self.lockstep("resume", "results/fault"))
         return self.sent()[-1]
 
@@ -243,17 +221,14 @@ def ground(name: str, **changes: Any) -> Iterator[Ground]:
 
 
 def ask(*command: str | Path) -> str:
-    """Return what a command prints, as root."""
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def queued() -> list[str]:
-    """Return the ids of the jobs that Slurm holds and that have not ended."""
     return ask("squeue", "--noheader", "--format=%A").split()
 
 
 def state(job_id: str) -> str:
-    """Return Slurm's word for how a job stands."""
     shown = ask("scontrol", "show", "job", job_id)
     found = [word for word in shown.split() if word.startswith("JobState=")]
     return found[0].partition("=")[2] if found else ""
@@ -274,13 +249,11 @@ def configured(*lines: str) -> Iterator[None]:
 
 
 def pid_of(daemon: str) -> int:
-    """Return the process of a daemon of the testbed."""
     return int((RUN / f"{daemon}.pid").read_text())
 
 
 @contextmanager
 def frozen(daemon: str) -> Iterator[None]:
-    """Stop a daemon of the testbed, and let it go on."""
     pid = pid_of(daemon)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -291,24 +264,16 @@ def frozen(daemon: str) -> Iterator[None]:
 
 
 def node(command: str, name: str) -> None:
-    """Lose a node, or bring it back."""
     subprocess.run([TESTBED / "node", command, name], check=True, capture_output=True)
 
 
 def all_idle() -> bool:
-    """Return whether every node takes jobs."""
     states = ask("sinfo", "--noheader", "--Node", "--partition=gpu", "--format=%T").split()
     return len(states) == 4 and set(states) == {"idle"}
 
 
 def processes(*words: str, job_id: str | None = None, rank: int | None = None) -> list[int]:
-    """Return the processes whose command line holds all words, the youngest last.
-
-    Args:
-        words: What their command lines hold.
-        job_id: Only those of this job.
-        rank: Only those of this rank of a step.
-    """
+    """Return the processes whose command line holds all words, the youngest last."""
     wanted = {f"SLURM_JOB_ID={job_id}"} if job_id else set()
     wanted |= set() if rank is None else {f"SLURM_PROCID={rank}"}
     found = []

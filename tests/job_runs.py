@@ -27,7 +27,6 @@ HARMFUL = ["$(touch BROKEN)", "`touch BROKEN`", "'; touch BROKEN; '", '"; touch 
 
 
 def environ_of(stubs, folder, **environ):
-    """Return a job's variables."""
     return {
         "PATH": f"{stubs}:/usr/bin:/bin",
         "SUITE": str(ROOT),
@@ -43,7 +42,6 @@ def environ_of(stubs, folder, **environ):
 
 
 def execute(script, stubs, folder, **environ):
-    """Run a script as a job of two nodes, and return how it ended."""
     return subprocess.run(
         ["bash", "-c", script, "job"],
         cwd=folder,
@@ -65,42 +63,31 @@ def made(folder, old="", new=""):
 
 
 def seen(folder, what):
-    """Return the words that a stand-in was given."""
     return (folder / f"seen.{what}").read_bytes().decode().split("\0")[:-1]
 
 
 def plain(**changes):
-    """Return the site without lines of its own."""
     return site_of(**{"shell_before": ""} | changes)
 
 
 @dataclass(frozen=True)
 class JobRun:
-    """A folder in which a job's script is run.
-
-    Attributes:
-        folder: Where the stand-ins write.
-        results: The campaign's folder.
-    """
+    """A folder in which a job's script is run."""
 
     folder: Path
     results: Path
 
     def script(self, campaign=None, site=None, index=0):
-        """Return the script of one of a campaign's jobs; by default of one launch."""
         site = site or plain()
         return render(jobs(campaign or small(), site, self.results)[index], site)
 
     def run(self, campaign=None, site=None, index=0, **environ):
-        """Run the script of one of a campaign's jobs, and return how it ended."""
         return self.execute(self.script(campaign, site, index), **environ)
 
     def execute(self, script, **environ):
-        """Run a script, and return how it ended."""
         return execute(script, STUBS, self.folder, **environ)
 
     def start(self, script, **environ):
-        """Start a script."""
         return subprocess.Popen(
             ["bash", "-c", script, "job"],
             cwd=self.folder,
@@ -110,12 +97,10 @@ class JobRun:
         )
 
     def seen(self, what):
-        """Return the words that a stand-in was given."""
         return seen(self.folder, what)
 
     @property
     def has_measured(self):
-        """Whether any rank began."""
         return (self.folder / "seen.arguments").exists()
 
     @property
@@ -134,11 +119,9 @@ class JobRun:
         }
 
     def end(self, job_id="7"):
-        """Return the record that a job left of its end."""
         return json.loads((self.results / "jobs" / f"exit-{job_id}.json").read_text())
 
     def launches(self):
-        """Return the name of each launch that a rank was told."""
         prefix = "--label=launch="
         words = self.seen("arguments")
         return [word.removeprefix(prefix) for word in words if word.startswith(prefix)]

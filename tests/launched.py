@@ -67,7 +67,6 @@ class Ended:
 
     @property
     def measured(self) -> list[str]:
-        """The cases whose timings the JSON holds."""
         return [short(one["name"]) for one in self.document.get("benchmarks", ())]
 
     def line(self, pattern: str) -> str:
@@ -77,12 +76,10 @@ class Ended:
 
 
 def short(case: str) -> str:
-    """Return a case's name without its file and parameters."""
     return case.rpartition("::")[2].partition("[")[0]
 
 
 def copy_suite(folder: Path) -> None:
-    """Copy what measures into a folder, without the suite's own cases."""
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
     ignored = shutil.ignore_patterns("test_*", "*.pyc.*")  # the last are being written
@@ -116,12 +113,7 @@ def environ(folder: Path, **own: str) -> dict[str, str]:
 
 @dataclass
 class Started:
-    """Processes of one launch, and what they write.
-
-    Attributes:
-        folder: Where they run.
-        processes: The ranks, or `lockstep run` alone.
-    """
+    """Processes of one launch, and what they write."""
 
     folder: Path
     processes: list["subprocess.Popen[bytes]"] = field(default_factory=list)
@@ -142,7 +134,6 @@ class Started:
         return process
 
     def wait(self) -> None:
-        """Wait until all have ended."""
         until(
             lambda: None not in [process.poll() for process in self.processes],
             "the end of the launch",
@@ -156,7 +147,6 @@ class Started:
         return (path.read_bytes() for path in logs)
 
     def ended(self) -> Ended:
-        """Return what is left."""
         return Ended(
             codes=[process.returncode for process in self.processes],
             said=b"\n".join(self._texts()).decode(errors="replace"),
@@ -183,18 +173,13 @@ class Started:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a file of JSON lines."""
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
 
 
 def until(
     holds: Callable[[], Any], what: str, patience_s: float = PATIENCE_S, poll_s: float = 0.05
 ) -> Any:
-    """Wait until something holds, and return that.
-
-    Raises:
-        RuntimeError: It did not in time.
-    """
+    """Wait until something holds, and return that."""
     deadline = time.monotonic() + patience_s
     while not (found := holds()):
         if time.monotonic() > deadline:
@@ -205,7 +190,6 @@ def until(
 
 @contextmanager
 def started(folder: Path) -> Iterator[Started]:
-    """Give a launch to start processes of, and leave none of them."""
     launch = Started(folder)
     try:
         yield launch
@@ -217,7 +201,6 @@ def started(folder: Path) -> Iterator[Started]:
 
 
 def kill(pid: int) -> None:
-    """End a process that may have ended."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -225,7 +208,6 @@ def kill(pid: int) -> None:
 
 
 def inside(folder: Path) -> list[int]:
-    """Return the processes that run in a folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cwd"):
         try:
@@ -254,7 +236,6 @@ def begin_ladder(
     budget_s: float = BUDGET_S,
     **env: str,
 ) -> "subprocess.Popen[bytes]":
-    """Start `lockstep run` in a copy of the suite and do not wait for it."""
     own = f"world_sizes = [{ranks}]\ncase_budget = {budget_s:g}\n"
     (launch.folder / "fault.toml").write_text(CAMPAIGN + own)
     command = [sys.executable, "-m", "lockstep", "run", "fault.toml", *options]
@@ -264,15 +245,7 @@ def begin_ladder(
 def alone(
     folder: Path, fault: str, *options: str, bench_of_rank_1: str = "bench", **env: str
 ) -> Ended:
-    """Measure by two ranks that no launcher ends when the other has ended.
-
-    Args:
-        folder: Where they run, a copy of the suite.
-        fault: What the faulty case does.
-        options: Further options of pytest.
-        bench_of_rank_1: The folder that rank 1 measures.
-        env: Further variables.
-    """
+    """Measure by two ranks that no launcher ends when the other has ended."""
     with started(folder) as launch, store(folder) as (address, pid):
         for rank, bench in enumerate(("bench", bench_of_rank_1)):
             variables = {
@@ -307,7 +280,6 @@ def store(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def free_port() -> int:
-    """Return a port of this host that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

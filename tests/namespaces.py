@@ -32,12 +32,7 @@ NUMBER = count()
 
 @dataclass(frozen=True)
 class Rank:
-    """Where one rank runs.
-
-    Attributes:
-        prefix: What its command line begins with.
-        env: The variables of torchrun and gloo that it needs.
-    """
+    """Where one rank runs."""
 
     prefix: Sequence[str]
     env: Mapping[str, str]
@@ -45,13 +40,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Links:
-    """Nodes and the links between them.
-
-    Attributes:
-        ranks: By rank.
-        nodes: The nodes' namespaces.
-        switch: The namespace where the links meet.
-    """
+    """Nodes and the links between them."""
 
     ranks: list[Rank] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)
@@ -66,19 +55,7 @@ class Links:
         first: bool = True,
         **variables: str,
     ) -> None:
-        """Run Python on every rank; what rank N says goes to `rank-N.txt` of a folder.
-
-        Args:
-            command: Python's arguments.
-            folder: Where the ranks' words go.
-            patience_s: A rank that takes longer is an error.
-            first: Whether they run before what else the machine does: a rank that waits for a core
-                is no link.
-            variables: Further variables.
-
-        Raises:
-            RuntimeError: A rank failed.
-        """
+        """Run Python on every rank; what rank N says goes to `rank-N.txt` of a folder."""
         started = []
         for number, rank in enumerate(self.ranks):
             line = [*(FIRST if first else ()), *rank.prefix, sys.executable, *command]
@@ -101,18 +78,7 @@ class Links:
 
 @contextmanager
 def linked(rate_bit_per_s: float, ranks: int) -> Iterator[Links]:
-    """Join nodes of one rank each by links of one rate, and take them away afterwards.
-
-    Args:
-        rate_bit_per_s: Of what each node sends, frames counted whole.
-        ranks: How many there are.
-
-    Yields:
-        Where each rank runs; rank 0 serves the store on its node's link.
-
-    Raises:
-        RuntimeError: The kernel refuses, or `ip` or `tc` are missing.
-    """
+    """Join nodes of one rank each by links of one rate, and take them away afterwards."""
     base = f"lockstep-{os.getpid()}-{next(NUMBER)}"
     links = Links(switch=f"{base}-switch")
     common = {

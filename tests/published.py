@@ -46,7 +46,6 @@ class Case(NamedTuple):
 
     @property
     def is_refused(self) -> bool:
-        """Whether `predict` gives no value."""
         return prediction.refusal(self.known, self.held_out, force=False) is not None
 
     def foretold(self, learned: Learned) -> Prediction:
@@ -68,7 +67,6 @@ class Case(NamedTuple):
 
 @lru_cache(maxsize=1)
 def results() -> Results:
-    """Return all tables as results."""
     tables = imports.read([TABLES], 50_000).tables
     rows = [Row(**row) for table in tables.values() for row in table["rows"]]
     return Results(rows=rows, tables=tables)
@@ -84,7 +82,6 @@ def source_of(table: str) -> str:
 
 @lru_cache(maxsize=1)
 def sources() -> list[str]:
-    """Return the sources of the tables that were measured, each once."""
     return sorted({source_of(table) for table in measured()})
 
 

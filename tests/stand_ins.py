@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from unittest import mock
 
+from data.job_samples import write_lines
 from data.report_samples import entry, record
 
 from lockstep import cli
-from lockstep.core.journal import Journal
 from lockstep.core.record import KEY, SCHEMA_VERSION
 from lockstep.slurm.client import own_name
 from lockstep.slurm.status import accounting
@@ -83,7 +83,6 @@ def _text(stream):
 
 
 def sacct(*rows):
-    """Return what sacct says of jobs and steps."""
     lines = ["|".join(row.get(name, "") for name in FIELDS) for row in rows]
     return "\n".join(["|".join(FIELDS), *lines, ""])
 
@@ -94,14 +93,11 @@ def now():
 
 
 def send(folder, job, job_id, launches=(), kind="ladder", time="2026-01-01T00:00:00+00:00"):
-    """Record that a job was sent."""
-    record = Journal(folder / "jobs" / "submitted.jsonl")
     uuid = f"lockstep:{job}-{job_id}"
     head = {"uuid": uuid, "job": job, "time": time, "launches": list(launches)}
-    record.append(head | {"kind": kind, "after": []})
-    if job_id is not None:
-        record.append({"uuid": uuid, "id": job_id})
-    record.close()
+    taken = [] if job_id is None else [{"uuid": uuid, "id": job_id}]
+    path = folder / "jobs" / "submitted.jsonl"
+    write_lines(path, head | {"kind": kind, "after": []}, *taken)
     return uuid
 
 
@@ -110,26 +106,25 @@ def keep(
     devices=(), **more
 ):  # fmt: skip
     """Write into the journal of a launch, as a session in a job does."""
-    kept = Journal(folder / "launches" / name / "journal.jsonl")
+    path = folder / "launches" / name / "journal.jsonl"
     slurm = {"SLURM_JOB_ID": job_id} if job_id else {}
     facts = {"world_size": world_size, "studies": "weak", "provenance": {"slurm": slurm}}
     facts |= {"launch": name}
     facts["provenance"]["device_names"] = list(devices)
-    head = {"kind": "launch", "schema": SCHEMA_VERSION, "resumed": kept.path.stat().st_size > 0}
-    kept.append(head | {"document": {"version": "5"}, "launch": facts, "expected": list(expected)})
+    is_resumed = path.exists() and path.stat().st_size > 0
+    head = {"kind": "launch", "schema": SCHEMA_VERSION, "resumed": is_resumed}
+    lines = [head | {"document": {"version": "5"}, "launch": facts, "expected": list(expected)}]
     for case in cases:
         benchmark = entry(case, record("weak", world_size, elapsed_s / 20, **more))
         benchmark["extra_info"][KEY]["elapsed_s"] = elapsed_s
-        kept.append({"kind": "case", "case": case, "benchmark": benchmark})
-    kept.close()
+        lines.append({"kind": "case", "case": case, "benchmark": benchmark})
+    write_lines(path, *lines)
 
 
 def leave(folder, job_id, exit_code, **facts):
-    """Leave the record that a job's script makes at its end."""
     record = {"job_id": job_id, "exit_code": exit_code, "stopped": False, "ended": "now"} | facts
     (folder / "jobs" / f"exit-{job_id}.json").write_text(json.dumps(record))
 
 
 def account_of(job_id, state):
-    """Return what accounting knows of a job that ended in a state."""
     return accounting.read(sacct({"JobID": job_id, "JobIDRaw": job_id, "State": state}))

@@ -41,15 +41,6 @@ def test_a_job_s_cost_stands_with_its_efficiency(tmp_path):
     assert jobs["rows"] == [expected.split("|")]
 
 
-def test_staging_is_told_where_files_were_copied(tmp_path):
-    staged = row("18", stage_in_s=90.0, stage_out_s=1.5)
-    found = report(tmp_path, row("17"), staged, row("19", stage_in_s=30.0))
-    assert found["lead"][-1] == "Staging in took 2 min and staging out 1.5 s, in 2 jobs."
-    cached = row("20", stage_in_s=1.0, cache_hits=2, cache_misses=1)
-    found = report(tmp_path, cached)
-    assert found["lead"][-1] == "An earlier job had left the files on 2 of 3 nodes."
-
-
 def test_an_array_is_one_row(tmp_path):
     elements = [row(f"25_{k}", "sweep", {"queue_wait_s": 10 * k}) for k in range(3)]
     failed = row("25_3", "sweep", {"state": "FAILED", "queue_wait_s": None})

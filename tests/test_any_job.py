@@ -28,7 +28,6 @@ STEP = {"JobID": "4711.0", "TotalCPU": "00:20:00", "MaxRSS": "8G", "NTasks": "1"
 
 
 def squeue(*rows):
-    """Return what squeue prints of jobs."""
     usual = {"user": "me", "partition": "gpu", "num_nodes": "1", "submitted": "5", "starts": "N/A"}
     return "".join("|".join((usual | row).get(name, "") for name in COLUMNS) + "\n" for row in rows)
 
@@ -173,23 +172,6 @@ def test_why_and_eff_say_which_signal_ended_a_job_or_a_step(slurm, state, code, 
     bad = asked("eff 4711", slurm)["jobs"]["4711"]["bad_steps"]
     expected = {"step": "0", "state": step.get("State"), "exit_code": step.get("ExitCode")}
     assert bad == ([expected] if step else [])
-
-
-@pytest.mark.parametrize(
-    ("job", "step", "head", "once"),
-    [
-        (("CANCELLED by 0", "0:15"), ("CANCELLED", "0:15"), "was cancelled by root", "cancel"),
-        (("OUT_OF_MEMORY", "0:125"), ("OUT_OF_MEMORY", "0:125"), "more memory", "was given"),
-        (("COMPLETED", "0:0"), ("FAILED", "3:0"), "exit code 0, but a step failed", "3:0"),
-    ],
-)
-def test_why_says_each_cause_once(slurm, job, step, head, once):
-    row, part = (dict(zip(("State", "ExitCode"), ends, strict=True)) for ends in (job, step))
-    slurm.say("squeue", rc=1, error="slurm_load_jobs error: Invalid job id specified")
-    slurm.say("sacct", sacct(ENDED | row, STEP | part))
-    lines = ask("why 4711", slurm).stdout.replace("CANCELLED", "")
-    assert head in lines.splitlines()[0]
-    assert lines.count(once) == 1
 
 
 @pytest.mark.parametrize("state", ["CANCELLED by 1", "TIMEOUT", "PREEMPTED"])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.core.formats import number, percent
+from lockstep.core.formats import number
 from lockstep.core.metrics import NOTABLE
 from lockstep.measure.causes import bound
 from lockstep.measure.causes.bound import NAMES, Base, Buckets
@@ -91,16 +91,6 @@ def test_a_strong_ladder_loses_half_of_what_the_ranks_do_not_share():
         {"exposed": 0.1, "imbalance": 0.1, "contention": 0.05, "fixed": 0.1, "ddp": 0.05, "own": 0}
     )
     assert found.seconds == pytest.approx(0.4)
-
-
-def test_at_one_rank_nothing_is_called_communication():
-    series = ladder("weak", [(1, *BASE)])
-    parts, _ = quantities.parts_and_loss(series, series.base)
-    assert {part.cause: part.seconds for part in parts} == pytest.approx(
-        {"own": 0.7, "ddp": 0.1, "fixed": 0.2}
-    )
-    causes = [share.cause for share in quantities.find_bottleneck(series, series.base).shares]
-    assert "exposed" not in causes
 
 
 def test_too_few_turns_of_one_launch_show_no_cause():
@@ -281,20 +271,6 @@ def test_the_exposed_time_of_buckets_adds_to_that_of_the_step():
     assert found.exposed_bucket_s == pytest.approx((0.05, 0.15, 0.3))
 
 
-def test_the_sentence_leads_with_the_largest_cause_and_names_the_slow_rank_beside_imbalance():
-    series = ladder("weak", [(1, *BASE), (2, 1.4, two(1.2, 1.4))])
-    for row, factor in zip(series.points[1].rows, LAUNCHES, strict=True):
-        row.rank_variant_s["own"][1] = steady(1.2 * factor**2)[0]
-    assert why(series) == ("named", ["imbalance", "exposed"])
-    said = told(series, series.points[1])
-    order = [
-        "to waiting for slow ranks (rank 1",
-        "look at the slow rank's",
-        "to exposed communication",
-    ]
-    assert [said.index(text) for text in order] == sorted(map(said.index, order))
-
-
 def test_what_the_baseline_waits_for_its_input_too_is_told_apart_from_what_is_lost_to_it():
     def waiting(step, ranks):
         variants = {"full": step, "resident": 0.6, "own": 0.6}
@@ -369,16 +345,6 @@ def test_a_column_of_exposed_communication_has_ddps_own_work_as_it_says_and_the_
     (share,) = quantities.find_bottleneck(series, series.points[1]).named
     assert (share.cause, whole - share.seconds) == ("exposed", pytest.approx(0.1))
     assert "DDP's own work" in POINTS["exposed_communication_s"].meaning
-
-
-@pytest.mark.parametrize("step_s", [1.3, 1.8])
-def test_a_headline_has_the_step_of_the_rounds_and_only_the_table_has_shares(step_s):
-    draw = np.random.default_rng(1)
-    found = bound.judge([noisy(draw, 2, full=[1.3, 1.3], own=[1, 1], half=[0.5, 0.5])])
-    first, *lines = card(found.rescale(step_s, None))
-    share = f"{percent(found.named[0].seconds / found.step_s)} %"
-    assert share not in first and any(share in line for line in lines)
-    assert number(step_s * 1e3) in first
 
 
 @pytest.mark.parametrize(

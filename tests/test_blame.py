@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 
@@ -30,34 +29,6 @@ def skipped(reason):
 
 
 RESET = lost(RuntimeError("[gloo/transport/tcp/pair.cc:547] Broken pipe"))
-
-
-@pytest.mark.parametrize(
-    ("found", "lines"),
-    [
-        ([PASSED, failed("ValueError: no")], ["rank 1 on n0 (cuda:1): ValueError: no"]),
-        (
-            [None, PASSED],
-            [
-                "rank 0 on n0 (cuda:0) did not answer in time; if it could write its stacks, "
-                "they are in here/stacks/out-rank-0.txt"
-            ],
-        ),
-        (
-            [RESET, skipped("x"), failed("own")],
-            [
-                "rank 2 on n0 (cuda:2): own",
-                "rank 1 on n0 (cuda:1) skipped the case, but other ranks did not: x",
-                "rank 0 on n0 (cuda:0): [gloo/transport/tcp/pair.cc:547] Broken pipe",
-            ],
-        ),
-    ],
-)
-def test_what_a_rank_did_itself_comes_before_what_it_suffered(found, lines):
-    facts = replace(FACTS, journal_path=Path("here/out.jsonl"))
-    assert Verdict.judge_phase(found, facts).reason.splitlines() == lines
-    without_journal = Verdict.judge_phase(found, FACTS).reason.splitlines()
-    assert without_journal == [line.partition("; if it could")[0] for line in lines]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from lockstep.slurm.submit import submission
 
 
 def launch_hours(campaign):
-    """What a campaign costs if each launch takes an hour of each of its ranks."""
     return float(campaign.repeats * sum(campaign.world_sizes))
 
 

@@ -124,11 +124,6 @@ def test_what_is_wrong_is_named_in_one_sentence(file, change, names):
     assert "\n" not in str(refusal.value)
 
 
-def test_what_a_campaign_fixes_is_an_option_of_each_launch():
-    options = list(campaign.common_options(make(rounds=5, order_seed=7)))
-    assert {"--rounds=5", "--order-seed=7", "--seed=0"} <= set(options)
-
-
 def test_tests_are_named_absolutely_for_jobs_that_start_elsewhere(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "benchmarks").mkdir()

@@ -14,7 +14,6 @@ NAMED = [name for row in re.findall(r"^\| (`.*?) \|", FOLDER, re.M) for name in 
 
 
 def unnamed(folder):
-    """Return the files of a results folder of which the page says nothing."""
     files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
     assert files
     return [file for file in files if not any(fnmatch(file, name) for name in NAMED)]

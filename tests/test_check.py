@@ -3,13 +3,12 @@
 import json
 import re
 from dataclasses import fields
-from pathlib import Path
 from typing import get_type_hints
 
 import pytest
 from click.testing import CliRunner
-from data.report_samples import document, read_or_refused, record, strong_tree, write
-from planted import CLEAN, PLANTED, always, cited, measured, ranks, table
+from data.report_samples import document, record, strong_tree, write
+from planted import CLEAN, PLANTED, always, cited, measured, table
 from planted_errors import PLANTED as ERRORS
 from planted_errors import WARNED, copy_launch
 
@@ -39,9 +38,6 @@ from lockstep.report.load import imports
 from lockstep.report.load.contents import Details
 from lockstep.report.load.reading import gather, load
 from lockstep.report.load.results import Results, Row
-from lockstep.report.page.twelve_rules import checklist
-
-ROOT = Path(__file__).parents[1]
 
 
 def run(*arguments):
@@ -321,13 +317,3 @@ def test_the_rules_are_listed_with_what_they_look_for():
     listed = json.loads(run("--rules", "--json").stdout)["rules"]
     assert len({one["rule"] for one in listed}) == len(listed) == len(RULES)
     assert all(one["what"].endswith(".") and one["why"] and one["action"] for one in listed)
-
-
-@pytest.mark.slow
-def test_one_wrong_value_anywhere_is_checked_or_refused_by_name(tmp_path):
-    case = record("strong", 2, details={"bucket_bytes": [1]}, checks={"precision": "fp32"})
-    facts = {"provenance": ranks(2), "failed": [{"case": "z", "reason": "r"}]}
-    content = document("w2-r0", 2, {"strong[64]": case}, **facts)
-    for results in read_or_refused(tmp_path / "fuzzed.json", content, gather):
-        assert check(results) is not None
-        assert checklist(results, series_of(results.rows))

@@ -247,14 +247,6 @@ def test_a_launch_that_grows_while_its_json_is_made_is_read_again(folder, collec
     assert cases(folder, name) == ["a", "b"]
 
 
-def test_a_corrupt_record_of_submissions_is_one_sentence(here, folder, asked):
-    (folder / "jobs" / "submitted.jsonl").write_text('{"no": "uuid"}\n')
-    ended = lockstep("status --collect results/x", here, asked.folder)
-    assert ended.returncode == 2
-    assert "has no uuid, so this is not a record of submissions" in ended.stderr
-    assert ended.stderr.count("\n") == 1
-
-
 @pytest.mark.slow
 def test_two_at_once_make_the_same_though_one_has_no_answer_of_sacct(here, folder, collect):
     collect()

@@ -87,19 +87,6 @@ def test_what_cannot_be_judged_names_the_change_it_could_have_shown(sides, b, a,
     assert all(text.format(least and f"{100 * least:.2g} %") in shown for text in texts)
 
 
-def test_the_text_names_what_differs_what_is_missing_and_what_cannot_be_read(tmp_path):
-    facts = {"provenance": provenance(driver="575.2", image_sha256="cd" * 32)}
-    a = strong_tree(tmp_path / "a", {1: STEADY, 2: STEADY})
-    b = strong_tree(tmp_path / "b", {1: SLOW}, **facts)
-    (b / "launches" / "w1-r0" / "result.json").write_text("{")
-    done = run(a, b)
-    texts = ("image_sha256: ab12 in A", "driver: 570.1", "\nverdict", "5 + 4", "only in A: 1 point")
-    places = [done.stdout.index(text) for text in texts]
-    assert places == sorted(places)
-    assert "cdcdcdcdcdcd... in B" in done.stdout
-    assert "left out: " in done.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("about", "differing", "equal"), [
     ({"machine_info": [{"node": "ci-1"}, {"node": "ci-2"}]}, ["hosts"], []),

@@ -93,10 +93,3 @@ def test_cpu_ranks_of_unequal_strength_are_flagged_at_every_size(tmp_path):
 def test_equal_cpu_ranks_and_gpu_ranks_are_not_flagged(tmp_path, threads, device):
     rows = load([unequal_tree(tmp_path, threads, device)]).rows
     assert [row.flags for row in rows] == [[], []]
-
-
-def test_a_copy_of_a_launch_is_no_repeat(tmp_path):
-    write(tmp_path / "a", one_launch())
-    write(tmp_path / "b", one_launch())
-    with pytest.raises(ValueError, match="already read from"):
-        load([tmp_path / "a", tmp_path / "b"])

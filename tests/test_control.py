@@ -91,14 +91,6 @@ def test_a_rank_that_comes_too_late_is_told_that_it_was_not_there(server):
     assert at_once([zero, late], act) == [[0, None]] * 2
 
 
-def test_without_rank_0_there_is_no_answer(server):
-    _, one = ranks(server, 2, 0.1)
-    with pytest.raises(
-        LostError, match=r"^rank 1 on \S+: rank 0 did not answer within 0\.\d s in exchange 'x/1'; "
-    ):
-        one.exchange("x", 1)
-
-
 def test_ranks_part_when_all_are_there_and_rank_0_last(server):
     zero, *others, late = ranks(server, 4, 30)
     with ThreadPoolExecutor(4) as pool:

@@ -171,22 +171,6 @@ def test_a_wrong_checksum_and_no_network_leave_what_is_right(
     assert files_below(root) == right | {download.LOCK_NAME}
 
 
-@pytest.mark.chaos
-@pytest.mark.slow
-def test_archives_put_there_by_hand_need_no_network(tmp_path, files, mirror):
-    raw = tmp_path / "data" / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for file in files.iterdir():
-        (raw / file.name).write_bytes(file.read_bytes())
-    (answer,) = fetch(1, tmp_path / "data", NOWHERE, checksums(files))
-    assert json.loads(answer)[0] == [12, 1, 28, 28]
-    (raw / "t10k-labels-idx1-ubyte").unlink()
-    (raw / "t10k-labels-idx1-ubyte.gz").write_bytes(b"altered")
-    (answer,) = fetch(1, tmp_path / "data", mirror, checksums(files))
-    assert answer.startswith("refused: t10k-labels-idx1-ubyte.gz has the MD5 checksum ")
-    assert (raw / "t10k-labels-idx1-ubyte.gz").read_bytes() == b"altered"
-
-
 CONTENT = bytes(range(256)) * 4000
 
 

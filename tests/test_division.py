@@ -17,12 +17,7 @@ WITH_LOADER = ("full", "resident", "own", "half")
 
 @dataclass
 class Made:
-    """A step that takes turns as `explain` has it take them, with something put into it.
-
-    Attributes:
-        extra_s: Takes the number of a step, returns what each rank takes longer in it.
-        length: Draws what each rank's batch takes, over the usual, of each batch of a lap.
-    """
+    """A step that takes turns as `explain` has it take them, with something put into it."""
 
     extra_s: object = lambda number: 0.0
     length: object = lambda draw, shape: np.ones(shape)

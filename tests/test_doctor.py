@@ -41,7 +41,6 @@ def site(**changes):
 
 
 def cluster(**changes):
-    """A cluster of two GPU nodes, with what differs from it in its partition or in itself."""
     kind = Kind(num_gpus=4, gpu_type="a100", num_cpus=64, num_sockets=2, memory_mib=512_000)
     nodes = changes.pop("nodes", None) or [
         Node(f"n{i}", kind, frozenset({"ib"}), frozenset({"gpu"}), "IDLE") for i in (1, 2)
@@ -56,7 +55,6 @@ def cluster(**changes):
 
 
 def own_accounts(default, **qos):
-    """What a user may charge, account -> its QOS as sacctmgr lists them."""
     return associations.parse("\n".join(f"me|{default}|{a}|||{q}||||" for a, q in qos.items()))
 
 
@@ -507,7 +505,6 @@ def test_accounting_that_fails_is_a_warning(tmp_path, stand_in):
 
 
 def says(answer):
-    """What a node's shell prints."""
     return f"echo {cluster_checks.MARK} {answer}"
 
 

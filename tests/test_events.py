@@ -90,7 +90,6 @@ HOSTILE = {
 
 
 def _random(**changes):
-    """Return a signed message that is like no other."""
     return _signed(encoded(note=str(random.getrandbits(64)), **changes))
 
 

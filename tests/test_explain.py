@@ -25,7 +25,6 @@ KINDS = {*BOUND, "open"}
 
 
 def run_script(run_ranks, folder, script, *options):
-    """Run a script on two ranks; return what each said and what it saved."""
     folder.mkdir()
     ended = run_ranks([[script, "--save", "rank", *options]] * 2, folder)
     assert [rank.returncode for rank in ended] == [0, 0], ended[0].stderr + ended[1].stderr

@@ -13,7 +13,6 @@ from statistics import median
 
 import pytest
 from commands import ROOT, run
-from data.training_samples import seeds
 from test_tracker import needed
 from tracker_server import KEY, serving
 
@@ -23,7 +22,7 @@ from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.load.reading import gather
 from lockstep.report.page.content_of_page import page
 from lockstep.report.report_cli import demo, import_table, report
-from lockstep.report.tracker import export_cli, sending, tracked
+from lockstep.report.tracker import sending, tracked
 from lockstep.report.tracker.runs import read_runs
 from lockstep.report.tracker.tracked import metric_name
 from lockstep.report.words import names
@@ -177,16 +176,3 @@ def test_trackers_are_sent_those_numbers_unchanged(folder, tmp_path, monkeypatch
     with sqlite3.connect(path) as database:
         rows = database.execute("SELECT key, value, step FROM metrics").fetchall()
     assert sorted(rows) == expected
-
-
-def test_tensorboard_has_the_epochs_of_the_data_frame(tmp_path):
-    accumulator = needed("tensorboard.backend.event_processing.event_accumulator")
-    runs = tmp_path / "runs"
-    seeds(runs)
-    frame = lockstep.read(runs, epochs=True)
-    written = list(export_cli.write_event_files(read_runs(runs)[0], tmp_path / "board"))
-    for launch, folder in zip(("s0", "s1", "s2"), written, strict=True):
-        events = accumulator.EventAccumulator(str(folder)).Reload()
-        own = frame[frame.launch == launch].sort_values("epoch")
-        found = [(e.step, e.value) for e in events.Scalars("train_loss")]
-        assert found == [(one.epoch, pytest.approx(one.loss)) for one in own.itertuples()]

@@ -128,9 +128,8 @@ def copy(tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def extended(copy):
-    """That copy with one addition of each kind."""
+@pytest.mark.slow
+def test_each_further_addition_changes_two_files_at_most_and_works(copy):
     for files in ADDED.values():
         assert len(files) <= 2
         for name, (old, new) in files.items():
@@ -138,28 +137,19 @@ def extended(copy):
             text = path.read_text() if path.exists() else ""
             assert old in text, name
             path.write_text(text.replace(old, new, 1) if old else text + new)
-    return copy
-
-
-@pytest.mark.slow
-def test_each_further_addition_changes_two_files_at_most_and_works(extended):
     measured = ("run", "smoke", "--studies", "weak", "--world-sizes", "1", "--repeats", "1")
-    assert "1 case measured" in lockstep(
-        extended, *measured, "--device", "cpu", "--workload", "dense"
-    )
+    assert "1 case measured" in lockstep(copy, *measured, "--device", "cpu", "--workload", "dense")
     folder = "results/smoke"
-    (point,) = json.loads(lockstep(extended, "report", folder, "--json"))["points"]
+    (point,) = json.loads(lockstep(copy, "report", folder, "--json"))["points"]
     assert (point["workload"], point["num_flags"]) == ("dense", len(point["flags"]))
-    found = json.loads(lockstep(extended, "check", folder, "--json"))["findings"]
+    found = json.loads(lockstep(copy, "check", folder, "--json"))["findings"]
     assert "3 rounds were timed" in {one["message"].partition(":")[0] for one in found}
-    (extended / "t.targets.toml").write_text("schema = 1\nnum_launches = 1\n")
-    judged = json.loads(
-        lockstep(extended, "check", folder, "--targets", "t.targets.toml", "--json")
-    )
+    (copy / "t.targets.toml").write_text("schema = 1\nnum_launches = 1\n")
+    judged = json.loads(lockstep(copy, "check", folder, "--targets", "t.targets.toml", "--json"))
     assert "num_launches" in str(judged)
-    (extended / "job.sh").write_text("#!/bin/bash\n#SBATCH --time=1\nsrun true\n")
-    assert "NO-NAME" in lockstep(extended, "lint", "job.sh")
-    assert lockstep(extended, "hello") == "hello from a command\n"
+    (copy / "job.sh").write_text("#!/bin/bash\n#SBATCH --time=1\nsrun true\n")
+    assert "NO-NAME" in lockstep(copy, "lint", "job.sh")
+    assert lockstep(copy, "hello") == "hello from a command\n"
 
 
 @pytest.mark.slow

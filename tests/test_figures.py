@@ -123,13 +123,6 @@ def test_a_figure_holds_six_series_and_says_which_it_leaves_out(tmp_path):
     assert len(panel["tables"]) == 24
 
 
-def test_bandwidth_is_of_the_largest_size_against_message_sizes(specs):
-    spec = specs["collective-bandwidth"]
-    assert spec["title"] == "Collectives: busbw on 4 ranks"
-    assert spec["series"][0]["y"] == [1.5, 1.5]
-    assert {"1 KiB", "1 MiB"} <= set(texts(draw(spec)))
-
-
 def test_figures_are_written_in_every_format_with_their_basis_and_the_same_bytes(tmp_path):
     whole = data_of(strong_tree(tmp_path / "tree"), command="lockstep report DIR")
     one = {

@@ -23,7 +23,6 @@ ASKED = [
 
 
 def climbed(folder, rung):
-    """Write both scripts as they are on a rung into the folder, by the page's diffs."""
     for name in ("train.py", "train.sbatch"):
         shutil.copy(ROOT / "examples" / "rungs" / name, folder)
     for text in RUNGS[:rung]:

@@ -64,7 +64,6 @@ MAKES = 'for i; do part=$image; image=$i; done; cp "$STAND_IN/made" "$part"'
 
 
 def write_tiny(folder):
-    """Write a small definition and what it copies."""
     (folder / "tiny.def").write_text(TINY)
     for name in FILES:
         (folder / name).write_text(name)
@@ -72,7 +71,6 @@ def write_tiny(folder):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The current folder, with a small definition in it."""
     write_tiny(tmp_path)
     (tmp_path / "Base").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -113,7 +111,6 @@ def _own_signals():
 
 
 def build(options=""):
-    """Build the small definition; return what the command prints as JSON."""
     return json.loads(run(command, "build", "tiny.def", "--json", *shlex.split(options)).stdout)
 
 

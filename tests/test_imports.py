@@ -6,7 +6,6 @@ from pathlib import Path
 
 import commands
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.report.compute.alternatives import compare_devices
@@ -37,14 +36,6 @@ def table_of(tmp_path, text):
 def points_of(imported, tmp_path, baseline=None):
     write(imported, [], tmp_path / "out")
     return series_of(load([tmp_path / "out"]).rows, baseline)
-
-
-def test_a_table_of_hours_gives_speedups_and_gpu_hours(tmp_path):
-    text = "n,value,metric,unit\n1,12,time,h\n2,6.5,time,h\n4,3.5,time,h\n8,2,time,h\n"
-    (series,) = points_of(table_of(tmp_path, text), tmp_path)
-    assert [round(p.speedup, 2) for p in series.points] == [1.0, 1.85, 3.43, 6.0]
-    assert [round(p.device_hours) for p in series.points] == [12, 13, 14, 16]
-    assert series.row.origin == "cited"
 
 
 def test_an_option_has_its_time_throughput_and_ratios_in_one_row(tmp_path):
@@ -310,13 +301,6 @@ def test_fixed_epochs_with_steps_give_step_times(tmp_path):
     assert [round(100 * p.time_ratio, 1) for p in series.points] == [100.0, 87.3, 71.7]
 
 
-def test_samples_and_batch_give_steps_too(tmp_path):
-    text = "n,value,metric,unit,scaling,global_batch,samples\n1,100,time,s,fixed epochs,10,1000\n"
-    (series,) = points_of(table_of(tmp_path, text), tmp_path)
-    assert series.points[0].step_s == pytest.approx(1.0)
-    assert series.points[0].throughput_samples_per_s == pytest.approx(10.0)
-
-
 @pytest.mark.parametrize(
     ("lines", "efficiency"),
     [
@@ -457,31 +441,4 @@ def test_an_import_is_not_overwritten(tmp_path):
     assert target.read_bytes() != before
 
 
-def test_an_import_of_another_schema_is_refused(tmp_path):
-    target = write(read([DATA / "hours.csv"]), [], tmp_path)
-    target.write_text(target.read_text().replace('"schema": 1', '"schema": 2'))
-    with pytest.raises(ValueError, match="schema 2"):
-        load([tmp_path])
-
-
-def test_cited_and_measured_rows_share_a_report_and_no_series(tmp_path):
-    text = "n,value,metric,unit,note\n1,10,time,s,\n1,11,time,s,TARGETS\n"
-    found = points_of(table_of(tmp_path, text), tmp_path)
-    assert sorted(s.row.origin for s in found) == ["cited", "target"]
-
-
 cell = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\0"), max_size=12)
-
-
-@given(st.lists(st.tuples(cell, cell, cell, cell, cell), min_size=1, max_size=6))
-def test_no_table_breaks_the_reader(tmp_path_factory, lines):
-    path = tmp_path_factory.mktemp("fuzz") / "t.csv"
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["n", "value", "metric", "unit", "scaling"])
-        writer.writerows(lines)
-    try:
-        imported = read([path])
-    except ValueError:
-        return
-    assert imported.tables

@@ -26,7 +26,6 @@ PREFLIGHT, COLLECT = 0, 2  # which of these jobs
 
 @pytest.fixture
 def job(tmp_path):
-    """A campaign's folder to run jobs in."""
     return JobRun(tmp_path, made(tmp_path / "results"))
 
 
@@ -218,7 +217,6 @@ def test_what_the_job_lacks_ends_it_by_its_key_after_the_last_lines(job, keys, m
 
 @pytest.fixture
 def node(tmp_path):
-    """A job's folder with a node's scratch, a data set and an image."""
     (tmp_path / "my scratch").mkdir()
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "one").write_text("data")
@@ -426,11 +424,7 @@ BAD = '{"kind": "fail", "case": "a", "reason": "because"}'
 
 
 def run_sessions(job, *sessions):
-    """Return how a job of one launch ended, and what each of its later sessions was told.
-
-    Args:
-        sessions: (lines of the journal, output, exit code) of each.
-    """
+    """Return how a job of one launch ended, and what each of its later sessions was told."""
     folder = job.results / "sessions"
     folder.mkdir()
     for number, (lines, output, code) in enumerate(sessions):

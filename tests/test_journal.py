@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from commands import finish
+from data.job_samples import write_lines as write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,14 +39,6 @@ def case(name, seconds=1.0):
 
 def ended(kind, name, reason="because"):
     return {"kind": kind, "case": name, "reason": reason}
-
-
-def write(path, *entries):
-    kept = Journal(path)
-    for entry in entries:
-        kept.append(entry)
-    kept.close()
-    return path
 
 
 def told(path):

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import commands
 import pytest
-from commands import BOUNDED, finish
+from commands import finish
+from data.job_samples import write_lines
 
 from lockstep.campaign import ladder, launcher
 from lockstep.campaign.campaign import Campaign, Launch, plan
@@ -53,12 +54,11 @@ def header(expected, *, studies="strong,collective", resumed=False):
 
 def keep(ladder_, launch, *ends, expected="ab", studies="strong,collective"):
     """Write a launch's journal: a header, then (kind, case) each."""
-    kept = Journal(ladder_.results.journal(launch.name))
-    kept.append(header(expected, studies=studies))
+    lines = [header(expected, studies=studies)]
     for kind, case in ends:
         facts = {"benchmark": entry(case, 0.5)} if kind == "case" else {"reason": "because"}
-        kept.append({"kind": kind, "case": case} | facts)
-    kept.close()
+        lines.append({"kind": kind, "case": case} | facts)
+    write_lines(ladder_.results.journal(launch.name), *lines)
 
 
 def entry(case, median_s):
@@ -185,25 +185,6 @@ def test_one_driver_at_a_time(tmp_path):
         pass
 
 
-@pytest.mark.slow
-def test_what_a_killed_driver_left_is_waited_for(tmp_path):
-    script = (
-        "import os, subprocess, sys; from pathlib import Path\n"
-        "from lockstep.campaign.ladder import only_driver\n"
-        "with only_driver(Path(sys.argv[1])) as lock:\n"
-        "    left = subprocess.Popen(['sleep', '3'], pass_fds=[lock], stdout=2)\n"
-        "    print(left.pid, flush=True)\n"
-        "    os._exit(0)"
-    )
-    command = [sys.executable, "-c", script, tmp_path]
-    orphan = subprocess.run(
-        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, **BOUNDED
-    )
-    assert processes.runs(orphan.stdout)
-    with ladder.only_driver(tmp_path):
-        assert not processes.runs(orphan.stdout)
-
-
 def test_a_launch_that_does_not_end_is_killed_with_its_ranks(tmp_path):
     script = "trap '' TERM; sleep 600 & echo $! >rank; while :; do wait; done"
     launch = subprocess.Popen(["sh", "-c", script], cwd=tmp_path)
@@ -245,7 +226,6 @@ def run(folder, *options):
 
 
 def ends(folder):
-    """Return (launch, case) of every case that ended, as often as it did."""
     return [
         (path.parent.name, line["case"])
         for path in folder.glob("results/ladder/launches/*/journal.jsonl")
@@ -372,12 +352,10 @@ def test_edited_tests_are_not_measured_into_a_folder_of_before(tmp_path, edit, k
     test.write_text("def test_a(lockstep): ...\n")
     digest = hashlib.sha256(test.read_bytes()).hexdigest()
     rungs = Ladder(campaign(studies=[], tests=[str(test)]), tmp_path / "mine")
-    kept = Journal(rungs.results.journal(W1.name))
-    kept.append(header(["test_mine.py::test_a"]))
     measured = {"name": "test_a", "extra_info": {KEY: {"workload_sha256": digest}}}
     facts = {"benchmark": measured} if kind == "case" else {"reason": "because"}
-    kept.append({"kind": kind, "case": "test_mine.py::test_a"} | facts)
-    kept.close()
+    line = {"kind": kind, "case": "test_mine.py::test_a"} | facts
+    write_lines(rungs.results.journal(W1.name), header(["test_mine.py::test_a"]), line)
     test.write_text(test.read_text() + edit)
     if not is_refused:
         assert rungs.choose_replaced((), replace=False) == []

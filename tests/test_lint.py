@@ -209,14 +209,6 @@ def test_whole_scripts_show_their_errors_and_no_others(name):
     assert ", ".join(f"{one.line} {one.rule}" for one in found) == SEEDS[name]
 
 
-def test_a_finding_names_place_fact_reason_and_action():
-    (found,) = [one for one in findings(HEAD + EXAMPLES["TASKS-X-NPROC"][0]) if "X" in one.rule]
-    (rule,) = [one for one in BATCH if one.name == found.rule]
-    assert found.action == rule.action
-    assert found.message.endswith(f": {rule.why}")
-    assert str(found) == f"job.sh:5: TASKS-X-NPROC error: {found.message}; {rule.action}"
-
-
 # Scripts whose exit code is that of the ranks, and scripts that lose it.
 HEARD = [
     "srun -K python a.py || exit 1\necho done\n",

@@ -18,7 +18,6 @@ MODEL = {"workload": "resnet50", "precision": "bf16"}
 
 
 def held(gb, **changes):
-    """Return the memory of a step on a GPU of 80 GB."""
     return Measured(int(gb * GB), GPU_GB * GB, **changes)
 
 
@@ -97,7 +96,6 @@ def on_gpu(root, local_batch, gb):
 
 
 def plan(folder, options="", **campaign):
-    """Return what a plan says, for a site without Slurm."""
     asked = {"schema": 1, "name": "ladder", "repeats": 1, **campaign}
     write_campaign(folder / "campaign.toml", **asked)
     (folder / "site.toml").write_text(SITE_FILE)
@@ -121,15 +119,6 @@ def test_a_plan_has_batch_memory_and_accumulation_of_each_size(tmp_path):
     ]
     assert "Memory is the peak of a rank on H100, which has 80.0 GB." in lines
     assert max(map(len, lines)) <= 80
-
-
-def test_a_plan_without_records_says_how_to_find_out(tmp_path):
-    said = " ".join(plan(tmp_path, **STRONG, world_sizes=[1, 4]).split())
-    assert "No result in the folder of --to has this batch" in said
-    assert "memory, GB" not in said
-    (found, _) = json.loads(plan(tmp_path, "--json", **STRONG, world_sizes=[1, 4]))["memory"]
-    assert found["step"]["world_sizes"] == [1]
-    assert (found["step"]["local_batch"], found["peak_bytes"]) == (512, None)
 
 
 def test_a_plan_on_cpus_has_the_peaks_that_were_really_measured(measured, tmp_path):

@@ -15,11 +15,6 @@ def test_ranks_with_unequal_rounds_are_refused(matrix, found):
         metrics.slowest_rank(matrix)
 
 
-def test_algbw_is_in_units_of_ten_to_the_nine_bytes():
-    # 1 GiB in half a second.
-    assert metrics.algbw_gb_per_s(2**30, 0.5) == pytest.approx(2.147483648)
-
-
 # The table of nccl-tests' PERFORMANCE.md at n = 2, 4 and 8.
 @pytest.mark.parametrize(
     ("collective", "factors"),

@@ -9,7 +9,6 @@ from lockstep.report.predict import models
 
 
 def oracle(table):
-    """Return sizes and rates of a table of the R package usl."""
     rows = published.rows_of(table)
     return [row.world_size for row in rows], [row.rate for row in rows]
 

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from lockstep.core.flags import Flag
 from lockstep.launch import preflight
 from lockstep.machine import nccl_log, network
 from lockstep.machine.nccl_log import Link, NcclLog
@@ -207,15 +206,6 @@ def test_a_launch_keeps_its_links_and_what_is_against_them(monkeypatch, capsys, 
     assert [flag.kind for flag in found.flags] == kinds
     assert "a path was" in capsys.readouterr().err
     assert preflight.settle(world, ["n1"], NcclLog()) == preflight.Transport({}, ())
-
-
-def test_a_flag_names_what_a_user_set():
-    values = {"links": 2, "devices": ["cxi0"]}
-    settings = {"environment": ["NCCL_IB_DISABLE=1", "NCCL_NET=Socket"]}
-    without, words = (str(Flag("sockets-beside-infiniband", values | e)) for e in ({}, settings))
-    assert "NCCL_IB_DISABLE=1, NCCL_NET=Socket" in words
-    assert "2 links" in words and "NCCL_IB_HCA" in words
-    assert "NCCL_NET=Socket" not in without
 
 
 def test_slingshot_s_adapters_are_a_fabric(tmp_path):

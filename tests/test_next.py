@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 from commands import finish
+from data.job_samples import write_lines
 
 from lockstep.campaign.next import Facts, Next, decide, gather, last_words, mark, words_of
 from lockstep.core import errors
-from lockstep.core.journal import Journal, settled_outcomes
+from lockstep.core.journal import settled_outcomes
 from lockstep.core.record import SCHEMA_VERSION
 
 WORDS = "rank 1 ended with SIGKILL"
@@ -45,14 +46,15 @@ def session(
 ) -> Facts:
     """Write what a session leaves in its launch's folder, and return the facts of it."""
     before = mark(folder)
-    kept = Journal(folder / "journal.jsonl")
     head = {"kind": "launch", "schema": SCHEMA_VERSION, "resumed": before.num_lines > 0}
     head["skips_failed"] = skips_failed
-    kept.append(head | {"expected": list(expected), "document": {}, "launch": {}})
-    for kind, case in lines:
-        facts = {"case": {"benchmark": {}}, "begin": {}}.get(kind, {"reason": "because"})
-        kept.append({"kind": kind, "case": case} | facts)
-    kept.close()
+    head |= {"expected": list(expected), "document": {}, "launch": {}}
+    facts = {"case": {"benchmark": {}}, "begin": {}}
+    ended = [
+        {"kind": kind, "case": case} | facts.get(kind, {"reason": "because"})
+        for kind, case in lines
+    ]
+    write_lines(folder / "journal.jsonl", head, *ended)
     return gather(folder, before, WORDS)
 
 

@@ -95,19 +95,6 @@ def test_a_campaign_whose_sizes_all_need_more_gpus_is_refused_before_a_launch(ma
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.chaos
-@pytest.mark.slow
-def test_cases_that_the_shell_leaves_out_are_not_called_done(machine):
-    ended = machine("", PYTEST_ADDOPTS="-k collective")
-    assert ended.returncode == 1
-    assert re.search(
-        r"^w1-r0 is not complete: -k 'collective' leaves out 1 case of this campaign's launch, "
-        r"first \S+test_weak_scaling.*; unset the option in PYTEST_ADDOPTS",
-        ended.stderr,
-        re.MULTILINE,
-    )
-
-
 def test_without_torch_one_sentence_comes_before_anything_starts(machine, tmp_path):
     ended = machine(WITHOUT_TORCH)
     assert ended.returncode == 3

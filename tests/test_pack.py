@@ -51,7 +51,6 @@ def test_node_hours_are_runs_times_hours_times_nodes(given, hours, asked):
 
 @pytest.fixture(scope="module")
 def pack(measured, tmp_path_factory):
-    """The pack of a measured campaign, in spite of its CPUs, with milestones."""
     folder = tmp_path_factory.mktemp("pack") / "eurohpc"
     ended = run(
         *(measured / "fp32", "--proposal", "eurohpc", "--work", "example", "--despite"),
@@ -173,7 +172,6 @@ def test_steps_take_the_mean_measured_on_as_many_nodes_and_are_never_extrapolate
 
 
 def latex(folder, name="proposal.tex"):
-    """Compile a text; return what LaTeX prints."""
     if not shutil.which("pdflatex") and not os.environ.get("CI"):
         pytest.skip("pdflatex is not here")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", name]

@@ -25,8 +25,6 @@ NAP_S = 0.03
 
 
 class Nap(torch.autograd.Function):
-    """Sleeps in the backward."""
-
     @staticmethod
     def forward(ctx, values):
         return values.clone()
@@ -43,15 +41,12 @@ class Layer(nn.Linear):
 
 
 # Each layer has 1 MiB of gradients, known before its nap; so the last one's are after two naps.
-def step_of(cap):
-    model = nn.Sequential(*(Layer(512, 512, bias=False) for _ in range(3)))
-    return TrainStep(model, nn.functional.mse_loss, StepConfig(bucket_cap_mb=cap), CPU)
-
-
 def test_with_a_smaller_cap_the_first_all_reduce_begins_earlier(group):
     found = {}
     for cap in (1, 100):
-        step, batch = step_of(cap), torch.randn(4, 512)
+        model = nn.Sequential(*(Layer(512, 512, bias=False) for _ in range(3)))
+        step = TrainStep(model, nn.functional.mse_loss, StepConfig(bucket_cap_mb=cap), CPU)
+        batch = torch.randn(4, 512)
         for _ in range(3):
             step.run(batch, batch)
         own = variants.own_step(step.ddp, lambda step=step, batch=batch: step.run(batch, batch))
@@ -84,7 +79,6 @@ def own():
 
 
 def measured_step(run_ranks, folder, name, num_ranks):
-    """Measure steps of a workload of `FORWARD_NAP`; return the details of the case."""
     (folder / "naps.py").write_text(FORWARD_NAP)
     arguments = [
         *("-m", "pytest", ROOT / "bench", "--size", "smoke", "-m", "weak", "--rounds", "8"),

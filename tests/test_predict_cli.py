@@ -1,5 +1,4 @@
 import json
-import shlex
 
 import published
 import pytest
@@ -8,7 +7,7 @@ from data.report_samples import full_tree, strong_tree
 from planted import cited as imported
 from planted import table
 
-from lockstep.report.predict.predict_cli import PREDICT_EXAMPLES, predict
+from lockstep.report.predict.predict_cli import predict
 from lockstep.report.report_cli import import_table, report
 
 KEYS = ["at", "metric", "unit", "value", "low", "high", "level", "model", "assumed"]
@@ -80,36 +79,12 @@ def test_only_ladders_have_models(tmp_path):
         run(predict, tmp_path, "--case", "loader")
 
 
-def test_all_rules_are_shown_with_their_errors(cited):
-    out = run(predict, cited, "--case", "kempner").stdout
-    for text in (
-        "* falling  error   3.0 %   efficiency keeps falling as between the last two sizes",
-        "  level    error   6.1 %   efficiency stays at the last measured value",
-        "* this rule has the smallest error and is used: falling",
-        "these sizes do not determine beta of the",
-        "expected on 128 ranks (predicted, not measured): 1463 s, 90 % interval 12",
-        "recommended: 64 (efficiency >= 70 %): efficiency 76.8 %, speed-up 49.12",
-        "diminishing returns from 32 to 64: each added rank gains only 68 %",
-    ):  # fmt: skip
-        assert text in out
-    assert out.isascii()
-    assert max(map(len, out.splitlines())) <= 100
-
-
 def test_a_peak_is_given_only_where_beta_is_above_zero(cited):
     known = run(predict, cited, "--case", "usl_oracle_specsdm91").stdout
     assert "peak by the Universal Scalability Law: 96.5 ranks" in known
     # beta is 1.4 of its standard errors from 0, and the peak it gives seven times the sizes.
     unknown = run(predict, cited, "--case", "dlperf_ngcpytorch_rn50_amp", "--json").stdout
     assert json.loads(unknown)["peak_world_size"] is None
-
-
-def test_karp_flatt_and_overhead_of_the_tutorial_are_printed(cited):
-    out = run(predict, cited, "--case", "cyclone").stdout
-    rows = [line.split() for line in out.splitlines()]
-    assert ["2", "42.06", "1.75", "87.3", "0.1449", "74.7", "14.5"] in rows
-    assert ["4", "25.61", "2.87", "71.7", "0.1314", "56.1", "39.4"] in rows
-    assert "expected on 8 ranks (predicted, not measured):" in out
 
 
 @pytest.mark.parametrize("rates", [(105,), (105, 100), (190, 200)])
@@ -161,21 +136,6 @@ def test_the_rules_are_one_json_object(cited):
         "why": "efficiency 91.4 %, speed-up 7.32",
     }  # fmt: skip
     assert (found["next_step"]["kind"], found["next_step"]["world_sizes"]) == ("stop", [])
-
-
-EXAMPLES = [
-    shlex.split(line)[2:]
-    for line in PREDICT_EXAMPLES.splitlines()
-    if line.strip().startswith("lockstep predict")
-]
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=" ".join)
-def test_every_example_of_the_help_works(tmp_path, example):
-    assert example[0] == "results/node"
-    done = run(predict, strong_tree(tmp_path), *example[1:])
-    assert (done.stderr, done.return_value) == ("", 1 if "--at" in example else 0)
-    assert "only 2 distinct sizes (1, 2) were measured" in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,6 @@ def drive(written, tmp_path, monkeypatch):
 
 
 def lockstep(folder, *arguments):
-    """Run the command in a folder and return how it ended."""
     return commands.lockstep(*arguments, cwd=folder, env=environ(ROOT), timeout=PATIENCE_S)
 
 

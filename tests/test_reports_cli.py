@@ -1,9 +1,7 @@
 import csv
 import io
 import json
-import re
 import sys
-from pathlib import Path
 
 import commands
 import pytest
@@ -21,9 +19,6 @@ from data.report_samples import (
 from lockstep.core import sizes, studies
 from lockstep.report.page.render import MARK
 from lockstep.report.report_cli import import_table, report
-
-DATA = Path(__file__).parent / "data"
-
 
 STRONG = "test_strong_scaling[workload=mlp-global_batch=64]"
 
@@ -58,16 +53,6 @@ def test_a_report_is_written_beside_the_results_and_the_points_are_printed(tmp_p
     assert max(map(len, done.stdout.splitlines()[:-2])) <= 80
 
 
-def test_a_cost_that_rests_on_a_long_round_is_said_to(tmp_path):
-    strong_tree(tmp_path)
-    rounds = [0.125] * 9 + [20.0]
-    case = record("strong", 2, rank_round_s=[rounds, rounds])
-    write(tmp_path, document("w2-r0", 2, {STRONG: case}))
-    done = run(report, tmp_path)
-    (note,) = re.findall(r"GPU-hours use the.*?again\.", " ".join(done.stdout.split()))
-    assert f"{STRONG} at 2" in note
-
-
 def test_the_terminal_tells_the_points_of_a_sweep_apart_at_every_width(tmp_path, monkeypatch):
     rows = studies.rows("sensitivity", sizes.find("node"))
     cases = {
@@ -89,55 +74,6 @@ def test_what_does_no_training_has_no_speedup_anywhere(tmp_path):
     assert len(found) > 4
     for name in ("speedup", "parallel_efficiency", "baseline_world_size"):
         assert {one[name] for one in found} == {None}
-
-
-def test_epoch_logs_print_their_true_rate_and_warn(tmp_path):
-    jobs = [DATA / f"epochs_{job}.csv" for job in (2644, 2648, 2649)]
-    done = run(import_table, *jobs, "--to", tmp_path)
-    for text in ("2644: 4507 images/s", "2648: 2226 images/s", "2649: 2505 images/s"):
-        assert text in done.stdout
-    assert done.stderr.count("2 times the rate that the epoch times give") == 2
-    run(report, tmp_path)
-    assert "2 times the rate that the epoch times give" in (tmp_path / "report.html").read_text()
-
-
-def test_a_baseline_may_be_chosen(tmp_path):
-    table = tmp_path / "t.csv"
-    table.write_text("n,value,metric,unit\n4,9,throughput,tokens/s\n8,16,throughput,tokens/s\n"
-                     "256,200,throughput,tokens/s\n")  # fmt: skip
-    run(import_table, table, "--to", tmp_path)
-    rows = lines_of(run(report, tmp_path, "--baseline", 8))
-    # 200/16 = 12.5 on 32 times the devices: 39.0625 %.
-    assert rows[3][2:5] == ["256", "12.50", "39.1"]
-    assert "8 devices at 16.0 tokens/s" in (tmp_path / "report.html").read_text()
-    done = run(report, full_tree(tmp_path / "full"), "--baseline", 1)
-    assert (
-        "2 series have no point at world size 1, so they keep their smallest size [2]"
-        in done.stderr
-    )
-
-
-def test_ranks_of_unequal_strength_are_warned_of(tmp_path):
-    done = run(report, unequal_tree(tmp_path, {1: 8, 8: 1}))
-    assert "error unequal-ranks: strong[64]: 8 threads at world size 1, 1 at 8" in done.stderr
-    page = (tmp_path / "report.html").read_text()
-    assert "1 series whose ranks have different numbers of threads" in page
-    assert "8 threads at world size 1, 1 at 8</td>" in page
-
-
-def test_what_was_lost_is_named_on_stderr_first(tmp_path):
-    cut = document("w1-r0", 1, {"a": record()})
-    cut["lockstep"] |= {
-        "expected": ["a", *(f"lost[{number}]" for number in range(2))],
-        "failed": [{"case": "lost[0]", "reason": "rank 1 on n1 (cpu): OSError\nTraceback"}],
-        "skipped": [{"case": "fp16", "reason": "a CPU has no fp16"}],
-    }
-    write(tmp_path, cut)
-    for options in ((), ("--csv",)):
-        said = run(report, tmp_path, *options).stderr
-        assert said.startswith("error failed-case: lost[0] at world size 1, launch w1-r0: failed: ")
-        assert "missing-case: lost[1] at world size 1, launch w1-r0: " in said
-        assert "fp16" not in said
 
 
 def test_csv_is_data_on_stdout_and_nothing_else_and_json_has_its_numbers(tmp_path):
@@ -175,15 +111,6 @@ def test_no_text_in_the_csv_is_a_formula(tmp_path, first):
     for name in ("case", "series", "workload", "flags"):
         assert line[name] == (hostile[1:] if first.isspace() else f"'{hostile}")
     assert float(line["speedup"]) == 1.0
-
-
-def test_every_figure_keeps_campaign_day_and_the_command_that_drew_it(tmp_path):
-    tree = strong_tree(tmp_path / "my results")
-    run(report, tree, "--baseline", 1)
-    page = (tree / "report.html").read_text()
-    command = f"lockstep report &#x27;{tree}&#x27; --baseline 1 --threshold 0.7"
-    source = f"Scaling report: demo. Measured 2026-11-20. Made with: {command}"
-    assert page.count(f"<metadata>{source}</metadata>") == page.count("<svg") > 2
 
 
 def test_two_campaigns_make_one_report_where_there_is_a_folder_for_it(tmp_path):
@@ -231,14 +158,6 @@ def test_a_launch_under_another_driver_is_left_out_by_name_and_its_points_keep_t
         {"case": STRONG, "world_size": size, "launches": [f"w{size}-r2"]} for size in (1, 2)
     ]
     assert "w1-r2, w2-r2" in done.stderr
-
-
-def test_mixed_launches_are_refused_by_the_fact(tmp_path):
-    write(tmp_path, document("w1-r0", 1, {"a": record()}))
-    other = provenance(image_sha256="cd34")
-    write(tmp_path, document("w1-r1", 1, {"a": record()}, provenance=other))
-    with pytest.raises(ValueError, match=r"differ in image_sha256 \(ab12 and cd34\)"):
-        run(report, tmp_path)
 
 
 @pytest.mark.slow

@@ -74,41 +74,28 @@ def tracked():
 
 
 @cache
-def tree(path):
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-@cache
 def nodes(path):
-    return tuple(ast.walk(tree(path)))
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
-def imports(path):
-    """Return the modules a file imports anywhere, by their full names."""
+def libraries(path):
+    """Return what a file imports anywhere, by the first part of the name."""
     found = set()
     for node in nodes(path):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{ids(path)}:{node.lineno}: a relative import"
-            assert node.module is not None
-            found |= {_module(node.module, alias.name) for alias in node.names}
+            found.add(node.module.split(".")[0])
     return found
 
 
-def _module(package, name):
-    """Return package.name if that is a module of ours, else the package."""
-    inner = ROOT.joinpath(*package.split("."), name)
-    is_module = inner.with_suffix(".py").exists() or (inner / "__init__.py").exists()
-    return f"{package}.{name}" if is_module else package
-
-
-def ours(path):
-    return {name for name in imports(path) if name.split(".")[0] == "lockstep"}
+def test_no_import_is_relative():
+    assert [
+        ids(path) for path in MODULES for node in nodes(path) if getattr(node, "level", 0)
+    ] == []
 
 
 def room(name):
-    """Return the room of a module, the inner one where it has rules of its own."""
     parts = name.split(".")[1:]
     inner = ".".join(parts[:2])
     return inner if inner in MAY_IMPORT else parts[0]
@@ -125,8 +112,7 @@ def test_rooms_keep_their_directions():
 
 
 def may_not_import(path):
-    """Return the rooms that a file imports and may not."""
-    found = {room(name) for name in ours(path)}
+    found = {room(name) for name in figures_house.imported(path)}
     if path.is_relative_to(ROOT / "bench"):
         return found - {"core", "workloads", "measure", "trainer"}
     own = room(ids(path).removesuffix(".py").replace("/", "."))
@@ -164,14 +150,13 @@ def test_the_import_rules_see_every_form_of_import(tmp_path):
         "import lockstep.ranks.control as w\nfrom lockstep.campaign import folder, __doc__\n"
         "def f():\n    from lockstep import content\n"
     )
-    assert imports(path) == {
+    assert figures_house.imported(path) == {
         *("lockstep.ranks.control", "lockstep.campaign.folder", "lockstep.campaign"),
         "lockstep.content",
     }
 
 
 def run(*arguments, cwd=ROOT, **environ):
-    """Run this Python and return what it says and how it ended."""
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd,
@@ -223,13 +208,15 @@ def measuring_path():
     while to_see:
         path = to_see.pop()
         seen.add(path)
-        to_see |= {module_file(name) for name in ours(path) if room(name) != "report"} - seen
+        to_see |= {
+            module_file(n) for n in figures_house.imported(path) if room(n) != "report"
+        } - seen
     return sorted(seen)
 
 
 def test_the_measuring_path_needs_what_any_pytorch_image_has():
     usual = {*sys.stdlib_module_names, *MEASURING, "lockstep"}
-    found = {ids(path): {n.split(".")[0] for n in imports(path)} for path in measuring_path()}
+    found = {ids(path): libraries(path) for path in measuring_path()}
     assert {name: roots - usual for name, roots in found.items() if roots - usual} == {}
 
 
@@ -268,7 +255,6 @@ SENTENCES = {"message", "reason", "sentence", "why"}
 
 
 def sentences_read(nodes):
-    """Return the expressions that search or cut a sentence of ours."""
     return [ast.unparse(each) for each in nodes if _reads_a_sentence(each)]
 
 

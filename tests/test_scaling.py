@@ -4,7 +4,6 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from data.report_samples import full_tree, strong_tree
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,7 +88,6 @@ def test_a_collective_is_compared_with_the_link_that_it_crosses(nodes, gb_per_s)
 
 
 def times(values, scaling="strong"):
-    """Rows of a table of times in hours."""
     return [
         row(n, 1 / t, scaling, time_s=3600 * t, origin="cited") for n, t in values.items()
     ]  # fmt: skip
@@ -126,16 +124,6 @@ def test_a_point_is_the_median_over_its_launches():
     # Steps of 1 s and 3 s: median 2 s, so half a unit of work per second.
     (point,) = points([row(1, r, step_s=1 / r) for r in (1.0, 1 / 3)])
     assert (point.step_s, point.rate) == (pytest.approx(2.0), pytest.approx(0.5))
-
-
-def test_the_baseline_is_one_and_has_no_interval(tmp_path):
-    (series,) = series_of(load([strong_tree(tmp_path, {1: (0.1, 0.11), 2: (0.06, 0.07)})]).rows)
-    base, other = series.points
-    assert (base.speedup, base.parallel_efficiency) == (1.0, 1.0)
-    assert base.speedup_interval is None
-    assert base.efficiency_interval is None
-    low, high = other.efficiency_interval
-    assert low < other.parallel_efficiency < high
 
 
 def test_the_interval_of_efficiency_contains_the_noise_of_the_baseline():
@@ -202,18 +190,6 @@ def test_statistics_over_all_rounds():
     assert found["mean_step_s"] == pytest.approx(3.6)
     assert found["stddev_step_s"] == pytest.approx(math.sqrt(23.2 / 4))
     assert (found["min_step_s"], found["max_step_s"]) == (1.0, 7.0)
-
-
-def test_a_record_per_point_with_ratios_and_no_per_cent(tmp_path):
-    records = table(series_of(load([full_tree(tmp_path)]).rows))
-    strong = [r for r in records if r["study"] == "strong"]
-    assert [r["world_size"] for r in strong] == [1, 2, 4]
-    assert strong[2]["parallel_efficiency"] == pytest.approx(4**-0.1)
-    assert strong[2]["baseline_world_size"] == 1
-    assert strong[0]["rounds"] == 10
-    for one in strong:
-        samples = one["throughput_samples_per_s"] * one["step_s"]
-        assert samples == pytest.approx(one["samples_per_step"], rel=1e-3)
 
 
 HOT, SOCKET = Flag("hot"), Flag("socket")

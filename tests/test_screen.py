@@ -19,10 +19,6 @@ from lockstep.before.screen.search import Screening, describe_floor, node_lines,
 RNG = st.integers(0, 2**32).map(Random)
 
 
-def named(found):
-    return {(one.kind, one.row.nodes, one.row.rank) for one in found.findings}
-
-
 def slow_ones(num_nodes, ranks_per_node):
     """Return everything that may be slow among so many nodes."""
     nodes = st.sampled_from([f"n{i}" for i in range(num_nodes)])
@@ -42,7 +38,8 @@ def slow_ones(num_nodes, ranks_per_node):
 def test_one_slow_thing_is_named_and_nothing_else_within_the_promised_steps(data, rng, n, ranks):
     slow = data.draw(slow_ones(n, ranks))
     found = screened(n, ranks, Noise(rng, neighbours=0), slow)
-    assert named(found) == {(slow.kind, slow.nodes, slow.rank)}
+    named = {(one.kind, one.row.nodes, one.row.rank) for one in found.findings}
+    assert named == {(slow.kind, slow.nodes, slow.rank)}
     assert 1 <= found.steps <= min(search.promised_steps(n), 4)
 
 

@@ -1,7 +1,6 @@
 """Launches as pytest sees them: real ranks, one voice, one result, and what happens to failures."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -175,19 +174,6 @@ def test_ranks_that_collected_other_cases_are_refused_before_the_first(run_ranks
     assert not (tmp_path / "journal.jsonl").exists()
 
 
-@pytest.mark.chaos
-def test_a_batch_that_three_ranks_cannot_share_is_refused_also_under_srun(run_ranks, tmp_path):
-    arguments = [*SMOKE, "-m", "strong", "--global-batch", "64", "--journal", "journal.jsonl"]
-    zero, *others = run_ranks([arguments] * 3, tmp_path, launcher="slurm")
-    assert errors(zero) == [
-        "ERROR: global_batch=64 is not divisible by world_size=3; choose 63 or 66, "
-        "or leave that world size out"
-    ]
-    assert [rank.returncode for rank in (zero, *others)] == [4, 4, 4]
-    assert [rank.stdout + rank.stderr for rank in others] == ["", ""]
-    assert documents(tmp_path) == []
-
-
 @given(st.integers(1, 60), st.integers(1, 90))
 def test_the_parts_hold_every_case_once(num_cases, num_parts):
     items = list(range(num_cases))
@@ -208,20 +194,9 @@ def short(names):
 
 @pytest.fixture(scope="module")
 def collectives(run_ranks, tmp_path_factory):
-    """The names of the collective cases, in the order they are collected."""
     arguments = [*SMOKE, "-m", "collective", "--collect-only", "-q"]
     (ended,) = run_ranks([arguments], tmp_path_factory.mktemp("collected"))
     return short(line for line in ended.stdout.splitlines() if "::" in line)
-
-
-@pytest.mark.chaos
-def test_a_part_is_the_launch(run_ranks, tmp_path, collectives):
-    ended = run_ranks([[*COLLECTIVE, "--part", "2/3"]] * 2, tmp_path)
-    assert [rank.returncode for rank in ended] == [0, 0], ended[0].stdout
-    document = json.loads((tmp_path / "out.json").read_text())
-    assert [case_name(entry) for entry in document["benchmarks"]] == collectives[1::3]
-    assert short(document[KEY]["expected"]) == collectives[1::3]
-    assert (document[KEY]["complete"], document[KEY]["part"]) == (True, [2, 3])
 
 
 def stop_once_measured(folder, num_cases):
@@ -422,66 +397,6 @@ def own_cases(folder, text):
     copy_suite(folder)
     (folder / "bench" / "test_own.py").write_text(text)
     return ["-m", "pytest", "bench/test_own.py", "--size", "smoke", "--benchmark-json", "out.json"]
-
-
-@pytest.mark.chaos
-def test_a_result_that_cannot_be_replaced_is_refused_before_it_is_measured(clean_environ, tmp_path):
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "out.json").write_text("older")
-    folder.chmod(0o555)
-    # Root may write where nobody may, but for this.
-    obeys = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
-    ended = finish(
-        [
-            *(*obeys, sys.executable, *SMOKE, "-m", "collective", "-k", "4096"),
-            *("--benchmark-json", "mine/out.json", "--journal", "kept.jsonl"),
-        ],
-        cwd=tmp_path,
-        env=clean_environ,
-    )
-    assert ended.returncode == 78, ended.stdout
-    assert re.search(
-        r"rank 0 on \S+ \(.*\) cannot write mine/out\.json: .* Permission denied: .*; give "
-        "--benchmark-json a folder that every node sees and may write to",
-        ended.stdout,
-    )
-    assert [path.name for path in folder.iterdir()] == ["out.json"]
-    assert not (tmp_path / "kept.jsonl").exists()
-
-
-FULL_AT_THE_END = """
-import resource
-import pytest
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtestloop():
-    ended = yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-    return ended
-"""
-
-
-@pytest.mark.chaos
-def test_a_json_that_no_longer_fits_leaves_the_older_one(run_ranks, tmp_path):
-    arguments = own_cases(tmp_path, MEASURE + FAULTY)
-    (tmp_path / "full.py").write_text(FULL_AT_THE_END)
-    (tmp_path / "out.json").write_text("older")
-    filled = [*arguments, "-k", "test_good", "-p", "full"]
-    ended = run_ranks([filled] * 2, tmp_path, PYTHONPATH=str(tmp_path))
-    assert [rank.returncode for rank in ended] == [74, 0], ended[0].stdout
-    said = [line for line in ended[0].stderr.splitlines() if line.startswith("lockstep: ")]
-    assert said == [
-        "lockstep: --benchmark-json out.json cannot be written: File too large; "
-        "out.journal.jsonl has the cases, so run again with --resume --journal=out.journal.jsonl"
-    ]
-    assert "Traceback" not in ended[0].stdout + ended[0].stderr
-    assert (tmp_path / "out.json").read_text() == "older"
-    assert not list(tmp_path.glob(".*.tmp"))
-    again = [*arguments, "-k", "test_good", "--resume"]
-    assert [rank.returncode for rank in run_ranks([again] * 2, tmp_path)] == [5, 5]
-    (entry,) = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
-    assert entry["name"].startswith("test_good[")
 
 
 @pytest.mark.chaos

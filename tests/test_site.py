@@ -113,12 +113,6 @@ def test_a_bad_site_file_is_refused_in_one_sentence(tmp_path, text, reason):
     assert "\n" not in message
 
 
-def test_options_of_sbatch_may_be_added(tmp_path):
-    options = ("--exclusive", "--mail-type=END", "--hint=nomultithread")
-    loaded = read(tmp_path, f"{HEAD}extra_directives = {list(options)}\n{IMAGE}")
-    assert loaded.extra_directives == options
-
-
 def test_a_site_goes_to_another_of_its_partitions(tmp_path):
     limits = '[partitions.debug]\ntime = "00:10:00"\nmax_nodes = 2\n'
     loaded = read(tmp_path, HEAD + IMAGE + limits)

@@ -4,11 +4,9 @@ import pytest
 
 from lockstep.measure.causes.division import LateInput
 from lockstep.report.compute.evaluation import evaluate
-from lockstep.report.compute.scaling import series_of
 from lockstep.report.compute.slow import latest, slowest
 from lockstep.report.load.results import Results, Row
 from lockstep.report.page.content_of_page import page
-from lockstep.report.words import verdict_card
 
 HOSTS = ["node01", "node02"]
 # Of the turns of a variant, whose mean is 1.
@@ -43,13 +41,6 @@ def test_on_one_host_the_rank_is_named_and_nothing_is_left_out():
     (said, *_) = page(evaluate(results), 0.7)["verdicts"]
     assert said.startswith("rank 1 on here is the slowest in 3 of 3 launches, by 12.2 %")
     assert "--exclude" not in said
-
-
-def test_the_card_of_several_launches_names_who_is_slow_in_them():
-    (shown, *_) = verdict_card.judge_all(series_of(planted(slow_rank=1).rows), 0.7)
-    assert any(line.startswith("slow rank node02 ") for line in shown.lines())
-    (even, *_) = verdict_card.judge_all(series_of(planted().rows), 0.7)
-    assert not any(line.startswith("slow rank") for line in even.lines())
 
 
 def test_ranks_that_are_alike_are_not_shown_slower():

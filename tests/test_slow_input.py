@@ -109,7 +109,6 @@ def test_loading(lockstep, monkeypatch, nap_s):
 
 
 def measured_of(folder, source, *options):
-    """Measure a test file as a campaign of one's own; return what it came to."""
     (folder / "mine").mkdir()
     (folder / "mine" / "test_mine.py").write_text(source)
     options = ("run", "--tests", "mine", *options, "--size", "smoke", "--device", "cpu")

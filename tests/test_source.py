@@ -3,11 +3,11 @@
 import sys
 
 import pytest
+from data.job_samples import write_lines
 from data.report_samples import CASE, document, entry, provenance, record, write
 
 from lockstep import workloads
 from lockstep.core import journal
-from lockstep.core.journal import Journal
 from lockstep.core.record import KEY, SCHEMA_VERSION
 from lockstep.launch import preflight
 from lockstep.report.load.reading import gather
@@ -66,14 +66,6 @@ def head(host="node1", resumed=False):
     }  # fmt: skip
 
 
-def journal_of(path, *lines):
-    kept = Journal(path)
-    for line in lines:
-        kept.append(line)
-    kept.close()
-    return path
-
-
 @pytest.mark.parametrize(("suite", "digests", "said"), [
     ("old", {CASE: "b" * 64}, "measured with another source of workload mlp "
      r"\(workload_sha256 a{12}, now b{12}\); undo the change, or measure"),
@@ -83,7 +75,7 @@ def journal_of(path, *lines):
 def test_a_resume_with_another_source_is_refused(tmp_path, suite, digests, said):
     case = entry(CASE, record(workload_sha256="a" * 64))
     line = {"kind": "case", "case": CASE, "benchmark": case}
-    path = journal_of(tmp_path / "journal.jsonl", head(), line)
+    path = write_lines(tmp_path / "journal.jsonl", head(), line)
     launch = provenance(suite_sha256="old")
     assert CASE in preflight.resumable(path, {}, launch, {CASE: "a" * 64}).done
     with pytest.raises(ValueError, match=said):
@@ -91,7 +83,7 @@ def test_a_resume_with_another_source_is_refused(tmp_path, suite, digests, said)
 
 
 def test_a_launch_that_goes_on_elsewhere_says_which_host_measured_what(tmp_path):
-    path = journal_of(tmp_path / "journal.jsonl", head("node-a"), head("node-b", resumed=True))
+    path = write_lines(tmp_path / "journal.jsonl", head("node-a"), head("node-b", resumed=True))
     sessions = journal.rebuild(path)[KEY]["sessions"]
     assert [session["rank_hosts"] for session in sessions] == [["node-a"], ["node-b"]]
     cases = {name: record(rank_hosts=[f"node-{name[-1]}"]) for name in ("test_a", "test_b")}

@@ -120,19 +120,6 @@ def family(spreads, launches=5):
     return [Ratio(0.0, s * per_launch**0.5, 2.0 * launches - 2, per_launch) for s in spreads]
 
 
-def test_points_that_agree_share_what_they_know_of_their_spread():
-    drawn = moderate(family([0.02] * 4))
-    assert [one.spread for one in drawn] == pytest.approx([0.02] * 4, rel=0.1)
-    assert [one.freedom for one in drawn] == pytest.approx([16] * 4)  # their own, and as many again
-
-
-def test_points_that_differ_are_drawn_a_little_towards_each_other():
-    quiet, middle, noisy = moderate(family([0.001, 0.01, 0.1]))
-    assert quiet.spread == pytest.approx(0.5**0.5 * 0.01)  # no less than half the median variance
-    assert 0.08 < noisy.spread < 0.1
-    assert 8 < middle.freedom < 10
-
-
 def test_the_pull_of_a_family_is_a_part_of_smyths():
     # Logarithms of variances vary by ln(6.25)^2 / 3 = 1.1195, by trigamma(4) = 0.2838 of them as
     # noise does; the rest, 0.8357, is trigamma(1.6333), so Smyth's prior is worth 3.2665.

@@ -4,7 +4,6 @@ import errno
 import fcntl
 import json
 import os
-import re
 import time
 
 import pytest
@@ -36,7 +35,6 @@ def folder(here):
 
 @pytest.fixture
 def asked(here):
-    """Slurm's commands that know of no job."""
     made = StandIns(here / "bin")
     made.say("squeue")
     made.say("sacct", sacct())
@@ -59,7 +57,6 @@ def jobs(here, asked):
 
 
 def next_lines(here, asked):
-    """Return the commands that the terminal shows to run next."""
     return status(here, asked, "").stdout.partition("Next:\n")[2].splitlines()
 
 
@@ -494,18 +491,6 @@ def test_a_stalled_element_of_an_array_is_cancelled_alone(here, folder, asked):
     assert "--job arr --point 1, then once the other jobs have ended, " in row["advice"]
 
 
-def test_commands_to_copy_have_real_ids_and_the_last_answer_has_its_age(here, folder, asked):
-    send(folder, "ladder", "17", ["w1-r0"])
-    asked.say("squeue", "17|17|RUNNING|None|1795253711|me|lockstep:ladder-17\n")
-    text = status(here, asked, "").stdout
-    assert f"  tail -f {folder}/jobs/ladder-17.out\n" in text
-    assert "  squeue --jobs=17\n  # to cancel these jobs: lockstep cancel " in text
-    assert f"  log: {folder}/jobs/ladder-17.out\n" in text
-    for name in ("squeue", "sacct"):
-        asked.say(name, rc=1, error="Unable to contact slurm controller")
-    assert re.search(r"\n  [0-9.]+ m?s ago: RUNNING, runs\n", status(here, asked, "").stdout)
-
-
 def test_a_start_is_asked_only_of_jobs_that_slurm_may_have_planned(here, folder, asked):
     rows = [f"{job_id}|{job_id}|PENDING|{reason}|1795253711|me|{send(folder, job_id, job_id)}\n"
             for job_id, reason in (("17", "Priority"), ("18", "Dependency"))]  # fmt: skip
@@ -607,15 +592,6 @@ def test_cancel_of_one_element_leaves_the_others(here, folder, asked):
     assert refused.returncode == 2
     assert lockstep("cancel results/x", here, asked.folder).returncode == 0
     assert asked.calls("scancel")[1:] == ["scancel 25"]
-
-
-def test_cancel_says_which_names_there_are(here, folder, asked):
-    send(folder, "a", "17", ["p0"], kind="array")
-    send(folder, "b", "18", ["p0"], kind="array")
-    refused = lockstep("cancel results/x --job c", here, asked.folder)
-    assert refused.stderr.endswith("choose from a, b\n")
-    refused = lockstep("cancel results/x --point 0", here, asked.folder)
-    assert refused.stderr.endswith("have an element 0; choose one with --job: a, b\n")
 
 
 def test_cancel_without_an_answer_cancels_nothing(here, folder, asked):

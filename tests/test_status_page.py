@@ -69,7 +69,6 @@ def campaign_at(moment, here):
 
 
 def look(here, asked, options=""):
-    """Return the record and the page, of one command."""
     ended = lockstep(f"status results/x --json --html {options}", here, asked.folder)
     assert "Traceback" not in ended.stderr, ended.stderr
     return json.loads(ended.stdout), (here / "results" / "x" / "status.html").read_text()

@@ -16,7 +16,6 @@ PATIENCE_S = 60
 
 @contextmanager
 def served(folder, environ, host="127.0.0.1"):
-    """Give a store's process and the file of its address."""
     path = folder / "address"
     process = subprocess.Popen(
         [sys.executable, "-m", "lockstep.ranks.store", "--host", host, "--address-file", path],
@@ -33,7 +32,6 @@ def served(folder, environ, host="127.0.0.1"):
 
 
 def address(process, path):
-    """Return HOST and PORT as soon as they are there."""
     give_up = time.monotonic() + PATIENCE_S
     while not path.exists():
         assert process.poll() is None, process.stderr.read()

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from data.report_samples import document, record, write
+from data.report_samples import document, record, sweep, write
 from launched import printed_by_two
 
 from lockstep.campaign.campaign import load_factors
@@ -62,14 +62,9 @@ distributed.destroy_process_group()
 """
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    return printed_by_two(TWO_RANKS, tmp_path_factory.mktemp("ranks"))
-
-
 @pytest.mark.slow
-def test_every_strategy_trains_as_ddp_does_and_shards_and_checkpoints_hold_less(trained):
-    for own in trained:
+def test_every_strategy_trains_as_ddp_does_and_shards_and_checkpoints_hold_less(tmp_path):
+    for own in printed_by_two(TWO_RANKS, tmp_path):
         usual = own["ddp"]["losses"]
         assert usual[-1] < usual[0]
         for name, found in own.items():
@@ -119,15 +114,7 @@ def test_settings_are_ranked_at_every_size_and_the_largest_leads(tmp_path):
     # On 2 ranks 25 MB is best, on 4 ranks 1 MB is, by a tenth.
     steps = {2: {1: 0.11, 25: 0.1}, 4: {1: 0.1, 25: 0.11}}
     for size, caps in steps.items():
-        for launch in range(3):
-            cases = {
-                f"test_bucket_size[bucket_cap_mb={cap}]": record(
-                    "bucket", size, step_s=step_s * (1 + launch / 1000),
-                    factors={"workload": "mlp", "bucket_cap_mb": cap},
-                )
-                for cap, step_s in caps.items()
-            }  # fmt: skip
-            write(tmp_path, document(f"w{size}-r{launch}", size, cases, repeat=launch))
+        sweep(tmp_path, "bucket", "bucket_cap_mb", caps, size)
     (told,) = headlines(series_of(load([tmp_path]).rows))
     assert "Best on 4 ranks: bucket_cap_mb=1, " in told["text"]
     (other,) = told["others"]

@@ -5,7 +5,7 @@ import re
 import click
 import pytest
 from click.testing import CliRunner
-from data.report_samples import document, record, write
+from data.report_samples import document, record, sweep, write
 
 from lockstep.campaign import campaign
 from lockstep.campaign.campaign import load_factors
@@ -63,16 +63,7 @@ def test_the_study_of_a_sweep_is_the_one_that_varies_the_least_else(names, study
 
 def test_the_best_value_is_named_with_those_that_launches_do_not_tell_from_it(tmp_path):
     caps = {1: 0.1, 5: 0.1005, 25: 0.12}
-    for launch in range(4):
-        cases = {
-            f"test_bucket_size[bucket_cap_mb={cap}]": record(
-                "bucket", 2, step_s * (1 + launch / 200),
-                factors={"workload": "mlp", "bucket_cap_mb": cap},
-            )
-            for cap, step_s in caps.items()
-        }  # fmt: skip
-        write(tmp_path, document(f"w2-r{launch}", 2, cases, repeat=launch))
-    results = load([tmp_path])
+    results = load([sweep(tmp_path, "bucket", "bucket_cap_mb", caps, launches=4, drift=1 / 200)])
     series = series_of(results.rows)
     (found,) = rank(series, ["bucket_cap_mb"])
     assert [(place.factors["bucket_cap_mb"], place.kind) for place in found.places] == [
@@ -105,15 +96,8 @@ def test_a_parametrized_test_of_ones_own_is_ranked_at_its_largest_size(tmp_path)
 
 
 def test_settings_that_made_the_same_buckets_are_no_choice(tmp_path):
-    for launch in range(3):
-        cases = {
-            f"test_bucket_size[bucket_cap_mb={cap}]": record(
-                "bucket", 2, step_s, factors={"workload": "mlp", "bucket_cap_mb": cap},
-                details={"bucket_bytes": [100]},
-            )
-            for cap, step_s in {1: 0.1, 25: 0.2}.items()
-        }  # fmt: skip
-        write(tmp_path, document(f"w2-r{launch}", 2, cases, repeat=launch))
+    equal = {"drift": 0.0, "details": {"bucket_bytes": [100]}}
+    sweep(tmp_path, "bucket", "bucket_cap_mb", {1: 0.1, 25: 0.2}, **equal)
     (found,) = rank(series_of(load([tmp_path]).rows), ["bucket_cap_mb"])
     assert found.is_one
     assert [place.kind for place in found.places] == ["best", "same_buckets"]
@@ -133,12 +117,6 @@ def test_a_site_is_the_options_else_the_variables_else_the_folders(
     ended = CliRunner().invoke(command, options)
     assert ended.stdout == f"{chosen}\n"
     assert (f"Site: {chosen}" in ended.stderr) == (not options)
-
-
-def test_a_command_that_needs_a_site_asks_for_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    command = site_option("site", "Site file")(click.command()(lambda site: click.echo(site)))
-    assert "set LOCKSTEP_SITE" in CliRunner().invoke(command).stderr
 
 
 def test_other_studies_or_own_tests_leave_a_built_in_campaign_s_factors_out(tmp_path):

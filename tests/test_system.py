@@ -78,13 +78,6 @@ def test_mpi_and_ucx_say_their_version_in_their_own_words(stand_in, said, known)
     assert system.software_facts()["mpi"] == known
 
 
-def test_known_gpus_are_listed_with_their_source():
-    row = "| V100 SXM2 16 GB | 15.7 | - | - | 125 | NVIDIA V100 Tensor Core GPU datasheet"
-    board = "| 108 | 80 | 2039 | 400 | 300 | NVIDIA A100 Tensor Core GPU datasheet |"
-    for text in (row, board, "| - | - | - | - | - | - |"):  # the last where no sheet gives a figure
-        assert text in system.known_gpus()
-
-
 def test_the_network_is_that_of_hardware(facts, kernel, tmp_path):
     network_facts = system.network_facts(kernel)
     assert network_facts["interfaces"] == [

@@ -38,7 +38,6 @@ def run(folder):
 
 
 def lines(folder, kind):
-    """Return (launch, line) of all journals' lines of a kind."""
     paths = sorted(folder.glob("**/journal.jsonl"))
     every = [(path.parent.name, line) for path in paths for line in read_lines(path)]
     return [(launch, line) for launch, line in every if line["kind"] == kind]
@@ -51,7 +50,6 @@ def records(path):
 
 
 def learned(folder):
-    """Return what each case of each launch came to, times aside."""
     return {
         (case.world_size, case.factors["lr"], case.factors["seed"]): [
             (row.epoch, row.steps, row.lr, row.loss, row.validation_loss, row.accuracy)

@@ -85,7 +85,6 @@ def run_command(folder, command, **env):
 
 
 def block_of(folder):
-    """Return the record of the one case that a run in results/run has."""
     (path,) = folder.glob("results/run/launches/*/result.json")
     return json.loads(path.read_text())["benchmarks"][0]["extra_info"][KEY]
 
@@ -427,7 +426,6 @@ def test_world_sizes_are_two_or_more_in_order(text, sizes):
 
 
 def right_run(**changes):
-    """Return what a correct run leaves behind."""
     return {"accuracy": 0.97, "step_losses": [2.3, 1.0, 0.2], "parameters_equal": True} | changes
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 
 import pytest
 from data.report_samples import document, provenance, write
@@ -170,12 +169,6 @@ def test_the_page_has_a_row_for_each_rung_and_the_curves(ladder):
         assert draw(spec).count("<title") > 9
     assert made["figure"]["id"] == "top-accuracy"
     json.dumps(made, allow_nan=False)
-
-
-def test_the_terminal_has_the_rungs_too(ladder):
-    results = load([ladder])
-    lines = console_table(results, series_of(results.rows), 120)
-    assert re.search(r"^H100 +2 .* 1.60 +80.0 +16.00 +75.0 +72.5 to 77.5", "\n".join(lines), re.M)
 
 
 def judged(folder, least):

@@ -32,7 +32,6 @@ watchdog = Watchdog({path})
 
 
 def run(tmp_path, deed, path=None):
-    """Run a deed in a process of its own, which `watchdog` watches over."""
     script = SCRIPT.format(path=f"Path({str(path)!r})" if path else None, deed=deed)
     variables = os.environ | {"PYTHONPATH": str(ROOT)}
     return finish([sys.executable, "-c", script], cwd=tmp_path, env=variables, timeout=HANG_S)

@@ -274,10 +274,3 @@ def test_tasks_of_one_step_measure_together_or_not_at_all():
     assert placement(step | {"LOCKSTEP_LAUNCHER": "slurm"}) == Placement(0, 0, 8, 8)
     with pytest.raises(ValueError, match=r"^srun started 8 tasks, .* set LOCKSTEP_LAUNCHER=slurm"):
         placement(step)
-
-
-@pytest.mark.parametrize("num_tasks", ["1", "2", "8"])
-def test_ranks_of_torchrun_are_its_own_in_every_step(num_tasks):
-    assert placement(ALLOCATION | TORCHRUN | {"SLURM_STEP_NUM_TASKS": num_tasks}) == Placement(
-        3, 1, 4, 2
-    )

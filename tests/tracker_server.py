@@ -44,7 +44,6 @@ class Tracker(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def take(self, method: str, path: str, payload: dict[str, Any]) -> Any:
-        """Do what a request asks for, and return the answer."""
         parts = path.strip("/").split("/")
         what = "runs" if len(parts) == 1 else "".join(parts[2:])
         if set(payload) != SCHEMAS[what]:
@@ -108,7 +107,6 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(dies_after: int | None = None) -> Iterator[Tracker]:
-    """Give a running tracker."""
     tracker = Tracker(dies_after=dies_after)
     threading.Thread(target=tracker.serve_forever, args=(0.05,), daemon=True).start()
     try:

@@ -60,23 +60,26 @@ def campaign_of(**changes):
 
 
 def site_of(**changes):
-    """Return the site with changes, in a container."""
     return Site.model_validate(SITE | {"container": CONTAINER} | changes)
 
 
 def small(**changes):
-    """Return a campaign of one launch."""
     return campaign_of(**{"world_sizes": [1], "repeats": 1, "studies": ["weak"]} | changes)
+
+
+def write_lines(path, *lines):
+    """Write lines into a journal as a session does, and return its path."""
+    journal = Journal(path)
+    for line in lines:
+        journal.append(line)
+    journal.close()
+    return path
 
 
 def write_journal(path, *cases, expected, studies="weak", flags=()):
     """Write the journal of a launch in which some of the expected cases have ended."""
-    journal = Journal(path)
     head = {"kind": "launch", "schema": SCHEMA_VERSION, "resumed": False}
     facts = {"document": {"version": "5"}, "launch": {"world_size": 1, "studies": studies}}
-    journal.append(head | facts | {"expected": list(expected)})
-    for case in cases:
-        extra = {"extra_info": {KEY: {"flags": list(flags)}}}
-        benchmark = {"name": case, "stats": {"min": 1.0}} | extra
-        journal.append({"kind": "case", "case": case, "benchmark": benchmark})
-    journal.close()
+    known = {"stats": {"min": 1.0}, "extra_info": {KEY: {"flags": list(flags)}}}
+    ended = [{"kind": "case", "case": one, "benchmark": {"name": one} | known} for one in cases]
+    write_lines(path, head | facts | {"expected": list(expected)}, *ended)

@@ -117,8 +117,24 @@ def strong_tree(
     return root
 
 
+def sweep(
+    root: Path, study: str, factor: str, steps: dict[Any, float], size: int = 2, launches: int = 3,
+    drift: float = 0.001, **changes: Any,
+) -> Path:  # fmt: skip
+    """Write launches of a study of one factor, value -> step time, each a share slower."""
+    for repeat in range(launches):
+        cases = {
+            f"{study}[{factor}={value}]": record(
+                study, size, step_s * (1 + drift * repeat),
+                factors={"workload": "mlp", factor: value}, **changes,
+            )
+            for value, step_s in steps.items()
+        }  # fmt: skip
+        write(root, document(f"w{size}-r{repeat}", size, cases, repeat=repeat))
+    return root
+
+
 def unequal_tree(root: Path, threads: dict[int, int], device: str = "cpu") -> Path:
-    """Write a campaign of one case whose ranks have so many threads at each world size."""
     for world_size, count in threads.items():
         facts = provenance(world_size, device, threads_per_rank=count)
         case = record("strong", world_size)
@@ -206,7 +222,6 @@ def read_or_refused(
 
 
 def _positions(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the place of every value in a JSON document."""
     if path:
         yield path
     if isinstance(value, dict | list):
