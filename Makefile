@@ -66,7 +66,8 @@ test: venv ## Run what a change must pass, tests that start ranks and browsers i
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target test-testbed test-here
 
 test-here: venv
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m "not (slurm or chaos)" $(DURATIONS)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder \
+		-m "not (slurm or chaos)" $(DURATIONS)
 
 # CI, where a missing image is a failure, makes it while the tests beside begin.
 test-testbed: venv

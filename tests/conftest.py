@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -43,11 +44,18 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Count what waits for real launches among the slow tests."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Count what waits for real launches among the slow tests.
+
+    Processes that share the tests by files take those with most slow tests first, so that at the
+    end none of them waits long for another.
+    """
     for item in items:
         if {"measured", "run_ranks"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("slow")
+    if hasattr(config, "workerinput"):
+        num_slow = Counter(item.path for item in items if _is_forked(item))
+        items.sort(key=lambda item: -num_slow[item.path])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -4,7 +4,7 @@ A rank of a test spends seconds on imports and tenths of a second on its cases. 
 stand-in for the interpreter: started as `python -m pytest ...` or `python script.py ...`, it hands
 its arguments, folder, environment, limits and streams to this server, forwards signals and ends as
 the forked process does; the commands of `COMMANDS` lie in its folder. What the server does not
-serve (`-c`, other modules) it runs with the real interpreter.
+serve (`-c`, other modules, a `sitecustomize.py` on PYTHONPATH) it runs with the real interpreter.
 """
 
 import atexit
@@ -28,7 +28,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 COMMANDS = {"pytest": "pytest", "lockstep": "lockstep", "torchrun": "torch.distributed.run"}
+SERVED = (
+    *(*COMMANDS.values(), "lockstep.before.screen.screening"),
+    *("lockstep.campaign.program", "lockstep.ranks.store"),
+)
 HEAVY = (
+    # First, since a thread of its ends once the fonts of this machine are listed.
+    *("matplotlib.figure", "matplotlib.font_manager", "matplotlib.backends.backend_svg"),
     *("torch", "torch.distributed.run", "torch.nn.parallel", "torch.utils.flop_counter"),
     *("torchvision.models", "numpy", "scipy.stats"),
     *("pytest", "click", "cpuinfo", "jinja2", "psutil", "pydantic", "rich.progress"),
@@ -39,13 +45,18 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 MAX_MESSAGE_BYTES = 1 << 20
 STAND_IN = """#!{python} -IS
 import json, os, resource, signal, socket, sys
-words = [word for word in sys.argv[1:] if word != "-u"]
+words, is_safe = sys.argv[1:], False
+while words[:1] in (["-u"], ["-P"]):
+    is_safe |= words.pop(0) == "-P"
 usual = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 changed = [name for name in os.environ if name.startswith("PYTHON") and name not in usual]
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 try:
     is_module = words[:1] == ["-m"] and words[1] in {served}
-    if changed or not (is_module or words and words[0].endswith(".py")):
+    is_script = not is_safe and words and words[0].endswith(".py")
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    hooked = any(os.path.exists(os.path.join(path, "sitecustomize.py")) for path in paths if path)
+    if changed or hooked or not (is_module or is_script):
         raise OSError
     server.connect({address!r})
 except OSError:
@@ -53,8 +64,11 @@ except OSError:
 numbers = [getattr(signal, name) for name in {forwarded}]
 ignored = [number for number in numbers if signal.getsignal(number) == signal.SIG_IGN]
 limits = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+if is_safe:  # a rank of Lockstep's own launch, which does not outlive its torchrun
+    import ctypes
+    ctypes.CDLL(None).prctl({pdeathsig}, signal.SIGTERM)
 request = dict(
-    words=words, folder=os.getcwd(), environ=dict(os.environ), umask=os.umask(0),
+    words=words, is_safe=is_safe, folder=os.getcwd(), environ=dict(os.environ), umask=os.umask(0),
     ignored=ignored, limits=[(limit, resource.getrlimit(limit)) for limit in limits],
     cores=list(os.sched_getaffinity(0)),
 )
@@ -79,7 +93,8 @@ def serving(folder: Path) -> Iterator[Path]:
     text = STAND_IN.format(
         python=sys.executable,
         address=address,
-        served=tuple(COMMANDS.values()),
+        served=SERVED,
+        pdeathsig=PR_SET_PDEATHSIG,
         forwarded=FORWARDED,
     )
     _write(stand_in, text)
@@ -199,7 +214,8 @@ def _take_surroundings(request: dict[str, Any], streams: list[int]) -> None:
     os.environ.update(request["environ"])
     sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
     added = os.environ.get("PYTHONPATH", "")
-    sys.path[:1] = [request["folder"], *filter(None, added.split(os.pathsep))]
+    folder = [] if request["is_safe"] else [request["folder"]]
+    sys.path[:1] = [*folder, *filter(None, added.split(os.pathsep))]
 
 
 def _exit_code(code: object) -> int:

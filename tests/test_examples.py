@@ -1,17 +1,20 @@
 """Every example in a `--help` and in the documents runs, on results that the tests measured.
 
 The examples are collected from the texts themselves, so a new one is run without being named here.
+Of examples that would do the same, one runs; the command line takes every word of the others.
 """
 
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
+import click
 import pytest
 from commands import finish
 from data.profile_samples import profile_sleeps, write_ncu, write_sqlite
@@ -20,41 +23,22 @@ from launched import environ
 from measured import CAMPAIGNS, SHARED, write_campaign
 
 from examples import DOCUMENTS, ROOT, collected, files_given
+from lockstep.cli import lockstep
 from lockstep.report.load import recorded
 
 pytestmark = pytest.mark.slow
 
 # A command that several texts give is run once, under the first of them.
 EXAMPLES = {line: where for where, line in reversed(collected())}
-# A name in an example -> the measured campaign that is found under it.
-RESULTS = {
-    **dict.fromkeys(
-        (
-            "laptop",
-            "a",
-            "sgd",
-            "adamw",
-            "node",
-            "first",
-            "campaign",
-            "fp32",
-            "benchmarks",
-            "shell",
-            "xgboost",
-        ),
-        "fp32",
-    ),
-    "tabular": "fp32",
-    **dict.fromkeys(("old/first", "new/first"), "fp32"),
-    **dict.fromkeys(("my-ladder", "node/my-ladder", "cluster/my-ladder", "sweep"), "fp32"),
-    "bf16": "bf16",
-    **dict.fromkeys(("mixed/smoke", "bucketed/smoke"), "fp32"),
-    **dict.fromkeys(("bf16", "bf16-ladder"), "bf16"),
-    "b": "batch",
-    "cpu/rungs": "fp32",
-    "gpu/rungs": "bf16",
-}
 IMPORTED = {"cited": "table.csv", "published": "table.csv", "guide": "guide", "cyclone": "cyclone"}
+MADE = {*IMPORTED, "before", "after", "runs", "tuned", "run"}
+# A name of results that an example reads -> the measured campaign that is found under it.
+RESULTS = {
+    name: {"bf16": "bf16", "gpu/rungs": "bf16", "b": "batch"}.get(name, "fp32")
+    for line in EXAMPLES
+    for name in re.findall(r"(?<!--to )results/([\w/-]+)", line)
+    if name not in MADE
+}
 # These write results of their own, so they begin in a folder without any.
 WRITERS = ("demo", "run", "diagnose", "import", "plan")
 # These tell a result's truth by their exit code: what was measured may well miss a target.
@@ -71,7 +55,15 @@ ELSEWHERE = (
 )
 # What CI runs, in minutes; the demo with fewer repeats.
 IN_CI = ("make demo", "make test", "lockstep run", "lockstep run verify")
-# What would take minutes here, or download -> what is typed in its place.
+# What another example or test does for real, in seconds or minutes.
+DONE = (
+    "lockstep run train --workload mlp:width=64 --data digits --global-batch 96 --epochs 5",
+    "lockstep run verify --world-sizes 1,2,4 --json",  # without --json `make demo`
+    "lockstep screen --json",  # the ranks that it chooses are two, too
+    "python examples/rungs/train.py",  # test_four_rungs.py
+)
+# What would take minutes here, or download -> what is typed in its place. What is measured as
+# other tests measure it is only planned.
 SHORTER = {
     "--data cifar10": "--data synthetic --num-synthetic 128",
     "--data mnist": "--data synthetic --num-synthetic 256",
@@ -80,26 +72,22 @@ SHORTER = {
     "--epochs 5": "--epochs 1",
     "--world-sizes 1,2,4": "--world-sizes 1,2",
     "--repeats 5": "--repeats 5 --dry-run",
-    "run --set": "run --dry-run --set",
-    "run --until-efficiency": "run --dry-run --until-efficiency",
-    "run --workload": "run --dry-run --workload",
-    "run --device cpu": "run --device cpu --dry-run",
-    "--tests benchmarks": "--tests benchmarks --size smoke --repeats 1",
-    "xgboost.toml": "xgboost.toml --dry-run",
-    "shell.toml": "shell.toml --repeats 1 --rounds 1",
-    "lockstep screen": "lockstep screen --repeats 12",
+    "lockstep run --": "lockstep run --dry-run --",
+    "run --dry-run --tests benchmarks": "run --tests benchmarks --size smoke --repeats 1",
+    "run examples": "run --dry-run examples",
+    "run rates": "run rates --dry-run",
     "run rungs": "run rungs --dry-run",
     "run ladder.toml": "run ladder.toml --dry-run",
-    "run smoke": "run smoke --studies weak",
-    "lockstep run --replace": "lockstep run smoke --studies weak --replace",
-    "diagnose loader": "diagnose loader --dry-run",
-    "run rates": "run rates --size smoke",
+    "run smoke": "run smoke --dry-run",
+    "--dry-run --workload sequences --to": "--workload sequences --studies weak --world-sizes 2 "
+    "--to",
+    "lockstep diagnose": "lockstep diagnose --dry-run",
+    "lockstep screen": "lockstep screen --repeats 12",
+    "cifar --data": "cifar:width=8 --data",
     "--augment --precision bf16": "--augment",  # which some CPUs emulate, in minutes
     "image build": "image build --dry-run",
     "--nproc-per-node 8": "--nproc-per-node 2",
     "--explain": "--explain 2",
-    "diagnose strong": "diagnose strong --dry-run",
-    "diagnose straggler": "diagnose straggler --dry-run",
     "serve results/campaign --port 8765": "serve results/campaign --print-epilog",
     "--global-batch 512": "--global-batch 64",
     "lockstep export tensorboard": "lockstep run train --workload mlp:width=64 --data digits "
@@ -128,7 +116,7 @@ def build(local_batch):
 def desk(tmp_path_factory, measured):
     """A user's folder, with all that the examples name."""
     folder = tmp_path_factory.mktemp("desk")
-    for name, campaign in RESULTS.items():
+    for name, campaign in sorted(RESULTS.items()):
         shutil.copytree(measured / campaign, folder / "results" / name)
     _split(measured / "fp32", folder / "results")
     for name, lr in {"runs": 0.1, "tuned": 0.2}.items():
@@ -202,13 +190,38 @@ def _targets():
     return "\n".join(line for line in lines if re.fullmatch(r"\s*\w+ = .+", line))
 
 
-def _runs_here(line):
+def _is_of_here(line):
     if line.startswith("lockstep demo") and not recorded.list_shipped():
         return False
     return not line.startswith(ELSEWHERE) and line not in IN_CI and not line.startswith(". ")
 
 
-@pytest.mark.parametrize("line", [line for line in EXAMPLES if _runs_here(line)])
+def _work(line):
+    """Return what a line does, whatever it calls the results that it reads or writes."""
+    line, num_planned = re.subn(" --dry-run", "", shortened(line))
+    line = re.sub(r" --(?:replace|name \S+|to results/\S+)", "", line)
+    line = re.sub(r"results/([\w/-]+)", lambda found: RESULTS.get(found[1], found[1]), line)
+    return line + " --dry-run" * bool(num_planned)
+
+
+def shortened(line):
+    for long, short in SHORTER.items():
+        line = line.replace(long, short)
+    return line
+
+
+def _chosen(lines):
+    """Return one line of each kind of work, the one that says most; a part of another is none."""
+    longest = {_work(line): line for line in sorted(lines, key=len)}
+    parts = {part for work in longest for part in work.split(" && ") if part != work}
+    chosen = {line for work, line in longest.items() if work not in parts} - {*DONE}
+    return [line for line in lines if line in chosen]
+
+
+LINES = [line for line in EXAMPLES if _is_of_here(line)]
+
+
+@pytest.mark.parametrize("line", _chosen(LINES))
 def test_an_example_runs_as_it_is_given(desk, tmp_path, line):
     command = line.split()[1]
     folder = desk
@@ -224,10 +237,18 @@ def test_an_example_runs_as_it_is_given(desk, tmp_path, line):
         json.loads(ended.stdout)
 
 
-def shortened(line):
-    for long, short in SHORTER.items():
-        line = line.replace(long, short)
-    return line
+# What an example makes for another is not there yet.
+@pytest.mark.parametrize(
+    "line", [line for line in LINES if line.startswith("lockstep ") and "&&" not in shortened(line)]
+)
+def test_the_command_line_takes_every_word_of_an_example(desk, monkeypatch, line):
+    monkeypatch.chdir(desk)
+    monkeypatch.setattr(click.Command, "invoke", lambda *_: None)
+    _, command, *words = shlex.split(line.partition(" > ")[0])
+    words = [path for word in words for path in [*map(str, Path().glob(word))] or [word]]
+    lockstep.main([command, *words], standalone_mode=False)
+    read = " ".join(["", *words]).partition(" --to ")[0].split()
+    assert all(Path(word).exists() for word in read if word.startswith("results/"))
 
 
 def run(folder, line):

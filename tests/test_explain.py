@@ -269,42 +269,51 @@ from torch.nn.parallel import DistributedDataParallel
 import lockstep
 
 distributed.init_process_group("gloo")
-model = DistributedDataParallel(nn.Linear(8, 1))
-sizes, how = sys.argv[1].split(","), sys.argv[2]
-if how == "hooked":
-    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+rank = distributed.get_rank()
 
-def step(batch):
-    if how == "by-hand":  # and not by no_sync()
-        model.require_backward_grad_sync = True
-    model(batch).sum().backward()
-    if how == "synced":  # as SyncBatchNorm does
-        distributed.all_reduce(batch.sum())
+def ask(sizes, how):
+    model = DistributedDataParallel(nn.Linear(8, 1))
+    if how == "hooked":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 
-batches = [ones(int(sizes[distributed.get_rank()]), 8)]
-lockstep.explain(step, batches=batches, seconds=0.1, out=f"{distributed.get_rank()}.json")
-distributed.barrier()
+    def step(batch):
+        if how == "by-hand":  # and not by no_sync()
+            model.require_backward_grad_sync = True
+        model(batch).sum().backward()
+        if how == "synced":  # as SyncBatchNorm does
+            distributed.all_reduce(batch.sum())
+
+    batches = [ones(int(sizes[rank]), 8)]
+    lockstep.explain(step, batches=batches, seconds=0.1, out=f"{sizes}-{how}-{rank}.json")
+    distributed.barrier()
+
+for asked in sys.argv[1:]:
+    ask(*asked.split("-", 1))
 """
+# Batches of the two ranks, and what their step does -> its variants, and how many waits are told.
+OF_RANKS = {
+    "44-plain": ({"half", "reduce"}, 0),
+    "41-plain": ({"reduce"}, 0),
+    "41-synced": ({"reduce"}, 1),
+    "44-by-hand": ({"reduce"}, 1),
+    "44-hooked": ({"half"}, 0),  # what a hook sends is not known
+}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("sizes", "how", "variants", "waits"),
-    [
-        ("4,4", "plain", {"half", "reduce"}, 0),
-        ("4,1", "plain", {"reduce"}, 0),
-        ("4,1", "synced", {"reduce"}, 1),
-        ("4,4", "by-hand", {"reduce"}, 1),
-        ("4,4", "hooked", {"half"}, 0),  # what a hook sends is not known
-    ],
-)
-def test_ranks_agree_on_their_variants_and_no_cause_is_told_where_they_wait(
-    run_ranks, tmp_path, sizes, how, variants, waits
-):
-    (tmp_path / "script.py").write_text(BATCHES_OF_RANKS)
-    ended = run_ranks([["script.py", sizes, how]] * 2, tmp_path)
+@pytest.fixture(scope="module")
+def of_ranks(run_ranks, tmp_path_factory):
+    """The folder with what two ranks were told of each."""
+    folder = tmp_path_factory.mktemp("of-ranks")
+    (folder / "script.py").write_text(BATCHES_OF_RANKS)
+    ended = run_ranks([["script.py", *OF_RANKS]] * 2, folder)
     assert [rank.returncode for rank in ended] == [0, 0], ended[0].stderr
-    record = json.loads((tmp_path / "0.json").read_text())
+    return folder
+
+
+@pytest.mark.parametrize("asked", OF_RANKS)
+def test_ranks_agree_on_their_variants_and_no_cause_is_told_where_they_wait(of_ranks, asked):
+    variants, waits = OF_RANKS[asked]
+    record = json.loads((of_ranks / f"{asked}-0.json").read_text())
     assert set(record["rank_variant_s"]) & {"half", "reduce"} == variants
     assert [(note["kind"], note["count"]) for note in record["notes"]] == (
         [("collectives", waits)] if waits else []

@@ -33,7 +33,8 @@ def machine(tmp_path, clean_environ):
 
     def run(hook, *command, **own):
         (tmp_path / "hook").mkdir(exist_ok=True)
-        (tmp_path / "hook" / "sitecustomize.py").write_text(hook)
+        if hook:
+            (tmp_path / "hook" / "sitecustomize.py").write_text(hook)
         (tmp_path / "campaign.toml").write_text(CAMPAIGN)
         return finish(
             command or [sys.executable, "-m", "lockstep", "run", "campaign.toml"],

@@ -244,7 +244,7 @@ def test_ten_times_the_launches_take_no_longer_each(allocation, cases):
         assert max(map(len, scripts)) < 1_000_000  # Slurm's max_script_size is 4 MB by default
         return (time.process_time() - began) / sum(len(job.launches) for job in made)
 
-    assert min(seconds(10_000) for _ in range(3)) <= 2 * min(seconds(1_000) for _ in range(3))
+    assert min(seconds(5_000) for _ in range(3)) <= 2 * min(seconds(500) for _ in range(3))
 
 
 # Texts of strangers in a site: each script does only what it was meant to.
