@@ -64,7 +64,7 @@ def test_beyond_twice_is_refused_in_words_and_by_exit_code(ladder):
 
 
 def test_several_series_ask_for_a_case_and_name_them(cited):
-    with pytest.raises(ValueError, match=r"several series; choose one by --case .*kempner"):
+    with pytest.raises(ValueError, match=r"several series; choose one with --case .*kempner"):
         run(predict, cited, "--at", 8)
     with pytest.raises(ValueError, match="2 series have 'p2xlarge' in their names"):
         run(predict, cited, "--at", 8, "--case", "p2xlarge")

@@ -111,7 +111,10 @@ def test_a_baseline_may_be_chosen(tmp_path):
     assert rows[3][2:5] == ["256", "12.50", "39.1"]
     assert "8 devices at 16.0 tokens/s" in (tmp_path / "report.html").read_text()
     done = run(report, full_tree(tmp_path / "full"), "--baseline", 1)
-    assert "2 series have no point at 1, so they keep their smallest size [2]" in done.stderr
+    assert (
+        "2 series have no point at world size 1, so they keep their smallest size [2]"
+        in done.stderr
+    )
 
 
 def test_ranks_of_unequal_strength_are_warned_of(tmp_path):

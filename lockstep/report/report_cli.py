@@ -60,8 +60,10 @@ names what was varied at one size, such as strategy, splits the table by its val
 @click.command("report", epilog=REPORT_EXAMPLES + pack_cli.EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--output", type=click.Path(path_type=Path), help="Page to write [DIR/report.html].")
-@click.option("--csv", "as_csv", is_flag=True, help="Print the points as CSV; write no page.")
-@click.option("--json", "as_json", is_flag=True, help="Print the points as JSON; write no page.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print the points as CSV, and write no page.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the points as JSON, and write no page."
+)
 @click.option("--baseline", type=int, help="World size of the baseline.")
 @click.option(
     "--threshold", type=click.FloatRange(0, 1), default=GOOD_EFFICIENCY, show_default=True,
@@ -125,8 +127,8 @@ def report(
     others = [s.baseline for s in evaluation.series if baseline not in (None, s.baseline)]
     if others:
         click.echo(
-            f"{len(others)} series have no point at {baseline}, so they keep their smallest size "
-            f"{sorted(set(others))} as baseline",
+            f"{len(others)} series have no point at world size {baseline}, so they keep their "
+            f"smallest size {sorted(set(others))} as baseline",
             err=True,
         )
     if pack["proposal"]:
@@ -187,7 +189,7 @@ def _write_page(
     click.echo("\n".join(lines))
     render.write(page, target)
     click.echo("\n".join(console.verdict(page)))
-    where = "; the page and lockstep check name them" if evaluation.findings else ""
+    where = "; the page and lockstep check list them" if evaluation.findings else ""
     click.echo(f"check: {checker.counts(evaluation.findings)}{where}")
     click.echo(f"report: {click.format_filename(target)}")
     click.echo(f"open it in a browser: {target.resolve().as_uri()}")

@@ -80,8 +80,9 @@ def constant_work(evidence: Evidence) -> Iterator[Finding]:
         base = series.baseline
         for size, factor in _samples_per_item(series):
             if not (abs(factor - 1) <= EXACT or _is_size(factor, size / base, EXACT)):
-                text = f"samples per step / global batch is {factor:.3g} times its value at"
-                yield fact("uneven-steps", f"{text} world size {base}", size, at=series,
+                text = (f"samples per step / global batch is {factor:.3g} times its value at world "
+                        f"size {base}")  # fmt: skip
+                yield fact("uneven-steps", text, size, at=series,
                            factor=factor, baseline=base)  # fmt: skip
 
 
@@ -191,8 +192,9 @@ def truncated_batch(_series: Series, point: Point) -> Iterator[Finding]:
     batch = (named if isinstance(named, int) else None) or row.global_batch or 0
     local = row.local_batch or batch // size
     if batch and batch != (trained := local * size):
-        text = f"a global batch of {batch} on {size} ranks gives {local} samples per rank, in total"
-        yield fact("truncated", f"{text} {trained}", asked=batch, size=size, local=local,
+        text = (f"a global batch of {batch} on {size} ranks gives {local} samples per rank, "
+                f"{trained} in total")  # fmt: skip
+        yield fact("truncated", text, asked=batch, size=size, local=local,
                    trained=trained)  # fmt: skip
 
 
@@ -228,9 +230,11 @@ def samples_time(evidence: Evidence) -> Iterator[Finding]:
         if apart:
             sizes = [point.world_size for point in apart]
             grown, speedups = [rates[size] for size in sizes], [point.speedup for point in apart]
-            text = f"throughput is {joined(map(ratio, grown))} times the baseline's, but the "
-            text += f"speed-up is {joined(map(ratio, speedups))}; the two should be equal, and the "
-            text += f"runs have {joined(samples)} samples"
+            text = (
+                f"throughput is {joined(map(ratio, grown))} times the baseline's, but the speed-up "
+                f"is {joined(map(ratio, speedups))}; the two should be equal, and the runs have "
+                f"{joined(samples)} samples"
+            )
             action = ("correct the table's samples or scaling: strong scaling keeps the samples "
                       "of a run, weak scaling multiplies them by n")  # fmt: skip
             yield fact("samples-of-table", text, *sizes, at=series, action=action,
@@ -279,8 +283,9 @@ def doubled_world_size(evidence: Evidence) -> Iterator[Finding]:
     for time, rate, factors in _twins(evidence):
         for size, (factor, grown) in factors.items():
             if _is_size(factor, grown, ROUNDED):
-                text = f"throughput times the time in table {time.case} is {factor:.3g} times"
-                yield fact("table-doubled", f"{text} the samples", size, at=rate,
+                text = (f"throughput times the time in table {time.case} is {factor:.3g} times the "
+                        "samples")  # fmt: skip
+                yield fact("table-doubled", text, size, at=rate,
                            time_table=time.case, factor=factor)  # fmt: skip
 
 
@@ -305,8 +310,8 @@ def contradiction(evidence: Evidence) -> Iterator[Finding]:
                               is_table=True)  # fmt: skip
                 continue
             grown, time_grown = rates[size] / rates[base], of_time[size] / of_time[base]
-            text = f"throughput grows {ratio(grown)} times from {base} to {size} ranks, but the"
-            text = f"{text} times give a speed-up of {ratio(time_grown)}"
+            text = (f"throughput grows {ratio(grown)} times from {base} to {size} ranks, but the "
+                    f"times give a speed-up of {ratio(time_grown)}")  # fmt: skip
             yield fact("speed-ups-differ", text, size, at=rate, other_table=time.case, base=base,
                        size=size, grown=grown, time_grown=time_grown)  # fmt: skip
 
@@ -477,8 +482,10 @@ def curve_breaks(series: Series) -> Iterator[Finding]:
         text, action, values = break_.text, "", dict(break_.values)
         if nodes[index] == 1 and all(nodes):
             kind = "within-node"
-            text = f"within one node, {break_.factor:g} times the ranks give {ratio(break_.growth)}"
-            text = f"{text} times the throughput of {counted(break_.below, 'rank')}"
+            text = (
+                f"within one node, {break_.factor:g} times the ranks give {ratio(break_.growth)} "
+                f"times the throughput of {counted(break_.below, 'rank')}"
+            )
             action = "check what the ranks of a node share: input workers, cores, memory, links"
             over = [
                 (count, point.rate / points[index].rate)
@@ -538,10 +545,9 @@ def published_ratio(series: Series) -> Iterator[Finding]:
             computed = ratios[name == "efficiency"]
             own = column.get(size, computed) / column.get(base, 1.0)
             if size in column and abs(own / computed - 1) > ROUNDED:
-                text = (
-                    f"the stated {name} over world size {base} is {ratio(own)}, but the values give"
-                )
-                yield fact("published-ratio", f"{text} {ratio(computed)}", size, ratio=name,
+                text = (f"the stated {name} over world size {base} is {ratio(own)}, but the values "
+                        f"give {ratio(computed)}")  # fmt: skip
+                yield fact("published-ratio", text, size, ratio=name,
                            published=own, computed=computed, baseline=base)  # fmt: skip
 
 

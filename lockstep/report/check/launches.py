@@ -163,7 +163,7 @@ def no_repeat(series: Series) -> Iterator[Finding]:
 
 
 @rule("uneven-repeats", "warning", "a point repeated until its result looks good is biased",
-      "measure all points equally often", "measured")  # fmt: skip
+      "measure all points with the same number of launches", "measured")  # fmt: skip
 def uneven_repeats(series: Series) -> Iterator[Finding]:
     """One point of a series has more than twice the launches of another."""
     low, high = (f(series.points, key=lambda point: point.num_launches) for f in (min, max))
@@ -257,7 +257,7 @@ def shared_gpu(launch: Launch) -> Iterator[Finding]:
             yield fact("shared-gpu", text, host=host, gpu=gpu, ranks=ranks)
 
 
-@rule("too-few-steps", "warning", "one slow step changes the result",
+@rule("too-few-steps", "warning", "with so few steps, one slow step changes the result",
       "measure more rounds: increase rounds in the campaign", "measured", doubts=False)  # fmt: skip
 def too_few_steps(series: Series) -> Iterator[Finding]:
     """A launch times fewer than ten steps."""
@@ -285,7 +285,7 @@ def unfinished_launches(evidence: Evidence) -> Iterator[Finding]:
         if not launch.complete and (cases or not launch.facts.get("failed")):
             expected = len(launch.facts.get("expected") or []) or len(launch.entries)
             held, size = expected - len(cases), launch.facts.get("world_size") if cases else None
-            text = f"the launch ended early, with {held} of {counted(expected, 'case')}"
+            text = f"the launch ended early, after {held} of {counted(expected, 'case')}"
             by, action = _again(results, launch.name, "{}; it continues where it stopped")
             yield Finding("early-end", text, values={"held": held, "expected": expected, "by": by},
                           cases=tuple(cases), world_sizes=(size,) if size else (), action=action,
@@ -312,8 +312,9 @@ def journal_only(launch: Launch) -> Iterator[Finding]:
 def journal_contradicts(launch: Launch) -> Iterator[Finding]:
     """A launch's result.json holds other numbers or cases than its journal.jsonl."""
     for case, (result, journal) in list(launch.contradictions.items())[:1]:
-        text = f"{case or 'the launch'} has {result} in result.json, but {journal} in"
-        yield fact("contradicted", f"{text} journal.jsonl, which is used", case=case,
+        text = (f"{case or 'the launch'} has {result} in result.json, but {journal} in "
+                "journal.jsonl, which is used")  # fmt: skip
+        yield fact("contradicted", text, case=case,
                    result=result, journal=journal)  # fmt: skip
 
 
@@ -383,8 +384,10 @@ def _again(results: Results, name: str, action: str) -> tuple[str, str]:
         plan = results.plans.get(sources.campaign_folder(launch.path), {}).get("launches") or []
         names = [entry.get("name") for entry in plan]
         if launch.name == name and names and launch.facts.get("launch", name) not in names:
-            action = f"delete {launch.path.parent}, which its campaign does not plan, or increase"
-            return by, f"{action} repeats in the campaign and run it again"
+            return by, (
+                f"delete {launch.path.parent}, which its campaign does not plan, or increase "
+                "repeats in the campaign and run it again"
+            )
     return by, action.format(AGAIN[by])
 
 
@@ -405,7 +408,7 @@ def precision_fallback(_series: Series, point: Point) -> Iterator[Finding]:
         yield fact("flag", text, flag=text)
 
 
-@rule("other-samples", "error", "throughput counts samples and is wrong by the same factor",
+@rule("other-samples", "error", "throughput counts these samples, so it is wrong by this factor",
       "pass samples=N, the samples of one rank (len() of a pair counts its parts), and measure "
       "again")  # fmt: skip
 def other_samples(evidence: Evidence) -> Iterator[Finding]:
@@ -479,9 +482,10 @@ def loss_stays(series: Series) -> Iterator[Finding]:
         # The rule `wrong-result` reports a loss that rises.
         if 0 <= first - last < STAYS * least:
             start, end, _ = known[other]
-            text = f"the loss goes from {first:.4g} to {last:.4g}, but at world size {other}"
-            yield fact("loss-stays", f"{text} from {start:.4g} to {end:.4g}", size, first=first,
-                       last=last, other=other, other_first=start, other_last=end)  # fmt: skip
+            text = (f"the loss goes from {first:.4g} to {last:.4g}, but at world size {other} from "
+                    f"{start:.4g} to {end:.4g}")  # fmt: skip
+            yield fact("loss-stays", text, size, first=first, last=last,
+                       other=other, other_first=start, other_last=end)  # fmt: skip
 
 
 def _losses(rows: list[Row]) -> tuple[float, float] | None:
@@ -545,8 +549,8 @@ def alone_longer(entry: Entry) -> Iterator[Finding]:
     alone = list(map(min, steps or [])) or details.get("alone_step_s")
     step_s = max(entry.round_s) / entry.block["steps_per_round"]
     if entry.block["world_size"] > 1 and alone and (alone_s := min(alone)) > LONGER * step_s:
-        text = f"the step without communication takes {number(1e3 * alone_s)} ms, but the longest"
-        text = f"{text} whole step takes {number(1e3 * step_s)} ms"
+        text = (f"the step without communication takes {number(1e3 * alone_s)} ms, but the longest "
+                f"whole step takes {number(1e3 * step_s)} ms")  # fmt: skip
         yield fact("alone-longer", text, alone_s=alone_s, step_s=step_s)
 
 
@@ -644,9 +648,9 @@ def identical_work(evidence: Evidence) -> Iterator[Finding]:
             if low > 1 and factor > NOTABLE:
                 count = len(launches)
                 text = (
-                    f"both cases do identical work, but {slow} takes {factor:.2f} times as long as"
+                    f"both cases do identical work, but {slow} takes {factor:.2f} times as long as "
+                    f"{fast} ({low:.2f} to {high:.2f}, over {counted(count, 'launch')})"
                 )
-                text = f"{text} {fast} ({low:.2f} to {high:.2f}, over {counted(count, 'launch')})"
                 values = {"slow": slow, "fast": fast, "factor": factor, "low": low, "high": high}
                 yield Finding("identical-work", text, values=values | {"count": count}, cases=pair,
                               world_sizes=(size,), launches=launches)  # fmt: skip

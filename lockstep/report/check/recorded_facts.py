@@ -38,7 +38,7 @@ def _below(path: str, names: str) -> tuple[str, ...]:
 
 # Reason why facts are not compared here -> these facts.
 MAY_DIFFER: dict[str, tuple[str, ...]] = {
-    "another rule, or another part of this rule, compares the fact": (
+    "another rule, or another part of this rule, compares these facts": (
         "world_size", "num_nodes", "rounds", "expected", "failed", "complete", "in_flight",
         "left_behind", "sessions", "started",
         *(f"provenance.{name}" for name in (*POOLING_FACTS, "hostname", "threads_per_rank")),
@@ -52,7 +52,7 @@ MAY_DIFFER: dict[str, tuple[str, ...]] = {
         *_below(TELEMETRY, " ".join(CLOCKS)),
         *_below(TELEMETRY, "gpu_utilisation clocks_held_back throttled_s"),
     ),
-    "the fact names one launch or one process": (
+    "these facts name one launch or one process": (
         *("launch", "campaign", "repeat", "part", "skipped", "provenance.command"),
         *_below(RANKS, "rank local_rank pid device clock_offset_s"),
         *_below("provenance.slurm", "SLURM_JOB_ID SLURM_JOB_NAME SLURM_JOB_NODELIST SLURM_NNODES "
@@ -60,32 +60,32 @@ MAY_DIFFER: dict[str, tuple[str, ...]] = {
         *_below("provenance.environment", "NCCL_COMM_ID NCCL_HOSTID"),
         f"{DETAILS}.command.line", *_below("case.training", "checkpoints steps_file"),
     ),
-    "the fact is drawn anew for each launch, so that order and seed vary": (
+    "these facts are drawn anew for each launch, so that order and seed vary": (
         *("order_seed", "provenance.seed", f"{DETAILS}.order_seed"),
         *_below("case", "position training.seed factors.seed"),
     ),
-    "the fact describes the file format": ("schema", "case.schema"),
+    "these facts describe the file format": ("schema", "case.schema"),
     # Options of a session; the record of a case has the settings of the measurement.
-    "the part of the fact that matters is in the record of a case, which is compared": (
+    "the record of a case, which is compared, holds the part of these facts that matters": (
         "measured_with", "studies", "provenance.dropped_environment",
         *_below(DETAILS, "ignored command.over command.metrics input"),
     ),
     "the image's digest is compared instead of its path": ("provenance.image_path",),
-    "the fact does not affect the timing": _below("provenance", "pytest pytest_benchmark"),
+    "these facts do not affect the timing": _below("provenance", "pytest pytest_benchmark"),
     "each job numbers its devices from 0, so equal numbers may be different devices": (
         "provenance.environment.CUDA_VISIBLE_DEVICES",
     ),
     "a processor's clock depends on the number of busy cores": (
         f"{TELEMETRY}.cpu_frequency_mhz",
     ),
-    "the fact depends on the placement of ranks": _below(
+    "these facts depend on the placement of ranks": _below(
         "provenance.transport", "adapters transports links"
     ),
-    "the fact follows from DDP's settings and the order in which gradients are ready": (
+    "these facts follow from DDP's settings and the order in which gradients are ready": (
         f"{DETAILS}.bucket_bytes",
     ),
-    "the fact depends on the global batch": _below("case.training", "lr samples_per_epoch"),
-    "the fact is a measurement": (
+    "these facts depend on the global batch": _below("case.training", "lr samples_per_epoch"),
+    "these facts are measurements": (
         *_below("case", "peak_memory_bytes peak_reserved_bytes training.rows "
                 "training.best_accuracy training.time_to_target_s"),
         *_below(DETAILS, "algbw_gb_per_s busbw_gb_per_s bucket_lead_s first_reduce_s loader_idle "
@@ -184,9 +184,9 @@ def _odd_entries(entries: Sequence[Entry], known: Sequence[Facts]) -> Iterator[F
             if len(usual) == len(odd):
                 kind, where = "circumstances-differ", [*usual, *odd]
                 values["usual_sizes"] = sizes(usual)
-                text = f"the launches differ: {name} is {usually} at world size"
                 text = (
-                    f"{text} {joined(sizes(usual))}, but {value} in equally many launches at {at}"
+                    f"the launches differ: {name} is {usually} at world size "
+                    f"{joined(sizes(usual))}, but {value} in equally many launches at {at}"
                 )
             # A fact of a launch holds for all of its cases.
             is_of_case = path.startswith("case.")
@@ -259,9 +259,9 @@ def _far_from_others(launches: Sequence[Launch]) -> Iterator[Finding]:
             date, hours = str(min(times[size]).date()), min(gaps) / timedelta(hours=1)
             text = (
                 f"this size was measured on {date}, {hours:.0f} hours before or after the nearest "
-                "other"
+                "other size"
             )
-            yield fact("other-date", f"{text} size", size, hours=hours, date=date)
+            yield fact("other-date", text, size, hours=hours, date=date)
 
 
 @rule("idle-devices", "note", "idle devices wait for other ranks, for input or for kernel launches",
@@ -333,6 +333,6 @@ def not_in_turn(evidence: Evidence) -> Iterator[Finding]:
         if len(pairs) > max(len(times[base]), len(times[size])) and abs(lead(pairs)) > MOST_APART:
             sizes.append(size)
     if sizes:
-        text = f"nearly all launches at world size {joined(sizes)} ran before, or nearly all after,"
-        text = f"{text} those at {base}"
+        text = (f"nearly all launches at world size {joined(sizes)} ran before, or nearly all "
+                f"after, those at world size {base}")  # fmt: skip
         yield fact("not-in-turn", text, *sizes, sizes=sizes, base=base)

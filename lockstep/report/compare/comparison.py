@@ -341,7 +341,8 @@ def ambiguity(points: Sequence[Mapping[str, Any]], sides: tuple[str, str] = ("A"
     return (
         f"{formats.counted(len(points), 'point')} can be paired in several ways, such as "
         f"{formats.listed(points[0]['a'], 3)} in {sides[0]} with "
-        f"{formats.listed(points[0]['b'], 3)} in {sides[1]}; give sides that hold one of each"
+        f"{formats.listed(points[0]['b'], 3)} in {sides[1]}; give sides that each hold only one "
+        "of these"
     )
 
 
@@ -471,19 +472,22 @@ def _cautions(
         for side in launches
     )
     if count := len(of_a & of_b):
-        text = f"{formats.counted(count, 'launch')} of {a} {'is' if count == 1 else 'are'} also in"
-        text = f"{text} {b}, and shared launches cannot show a difference; measure {b} again"
+        text = (
+            f"{formats.counted(count, 'launch')} of {a} {'is' if count == 1 else 'are'} also in "
+            f"{b}, and shared launches cannot show a difference; measure {b} again"
+        )
         yield Reason("copies", text, "warning", values={"count": count})
     begun = [list(filter(None, map(replicates.begun, side))) for side in launches]
     ahead = replicates.lead(list(product(begun[0], begun[1])))
     if abs(ahead) > replicates.MOST_APART:
         share = "all" if abs(ahead) == 1 else "most"
         first, last = (a, b) if ahead > 0 else (b, a)
-        text = f"{share} launches of {first} ran before {share} of {last}, so a drift of the"
-        text = f"{text} machine would look like a difference; measure in the order {a} {b} {b} {a}"
+        text = (
+            f"{share} launches of {first} ran before {share} of {last}, so a drift of the machine "
+            f"would look like a difference; measure in the order {a} {b} {b} {a} to rule this out"
+        )
         values = dict(zip(("first", "last"), "AB" if ahead > 0 else "BA", strict=True))
-        yield Reason("not-in-turn", f"{text} to rule this out", "warning",
-                     values={**values, "share": share})  # fmt: skip
+        yield Reason("not-in-turn", text, "warning", values={**values, "share": share})
     rows = [pair.a for pair in pairs], [pair.b for pair in pairs]
     for name, letter, points in zip(sides, "AB", rows, strict=True):
         if count := sum(map(replicates.in_one_job, points)):

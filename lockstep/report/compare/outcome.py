@@ -153,7 +153,8 @@ def difference(comparison: Comparison) -> str:
     if not main and every:
         return f"Other {listed([fact(name) for name in every], MOST_NAMED)}"
     if not main:
-        return "With no known difference between them"
+        a, b = comparison.sides
+        return f"With no known difference between {a} and {b}"
     texts = [f"{fact(k)} {values(b)} instead of {values(a)}" for k, (a, b) in main.items()]
     more = len(every) - min(len(texts), MOST_NAMED)
     named = [*texts[:MOST_NAMED], *([counted(more, "other difference")] if more else [])]
@@ -201,8 +202,8 @@ def _claim(points: Sequence[JudgedPair], *, is_named: bool) -> str:
     where = f" in {pair.a[0].study} {pair.case_label}" if is_named else ""
     if len(sizes) > 1:
         ranks = joined(sizes) if len(sizes) <= MOST_SIZES else f"{sizes[0]} to {sizes[-1]}"
-        claim = f"{ranks} ranks are {judged.verdict}, by up to {much} {span}"
-        return f"{claim} on {counted(pair.world_size, 'rank')}{where}"
+        largest = counted(pair.world_size, "rank")
+        return f"{ranks} ranks are {judged.verdict}, by up to {much} {span} on {largest}{where}"
     verb = "is" if sizes == [1] else "are"
     return f"{counted(sizes[0], 'rank')} {verb} {much} {judged.verdict} {span}{where}"
 
@@ -236,7 +237,7 @@ def advice(comparison: Comparison) -> str:
             return f"Measure {turns}: the difference may be a drift of the machine."
         names = [fact(name) for name in main_differences(comparison)]
         if len(names) > 1:
-            return f"Change back one of {listed(names, 4)} and measure again to find the cause."
+            return f"Set one of {listed(names, 4)} back and measure again to find the cause."
         return f"Run lockstep report to see where the time of {b} goes."
     noisy = [judged.spread or 0.0 for _, judged in comparison.points if judged.verdict == UNKNOWN]
     if not noisy:
@@ -348,8 +349,9 @@ def rule(comparisons: Sequence[Comparison]) -> list[str]:
     drawn = ", ".join(
         level if len(comparisons) == 1 else f"{level} ({side})" for side, level in levels.items()
     )
-    also = ", each also corrected for" if len(levels) > 1 else " and"
-    beside = f"{also} {count} comparisons" if count > 1 else ""
+    beside = f" and {count} comparisons" if count > 1 else ""
+    if beside and len(levels) > 1:
+        beside = f", each of them also corrected for {count} comparisons"
     text = (
         f"Intervals are at {drawn}{beside}. A point is the same if its interval is within "
         f"{1 / (1 + margin):.3f} to {1 + margin:.3f}; it is faster or slower if the interval goes "
@@ -435,7 +437,7 @@ def text(comparison: Comparison, names: tuple[str, str], form: Form) -> list[str
     if comparison.same_facts:
         circumstances.append(f"equal: {listed(comparison.same_facts, 8)}")
     elif not comparison.environment:
-        circumstances.append("environment: not recorded on either side")
+        circumstances.append("environment: it is not recorded on either side")
     cautions = [f"warning: {own.text}" for own in comparison.cautions]
     points = [["verdict", "ranks", "launches", "ratio", "interval", "memory", "case"]]
     for pair, judged in comparison.points:

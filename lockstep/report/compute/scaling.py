@@ -184,9 +184,9 @@ def no_interval(*points: Point) -> str:
     if points[0].rows[0].origin != "measured":
         return "no interval"
     if any(len(point.units) < 2 for point in points):
-        return "no interval: one launch"
+        return "no interval: there is only one launch"
     is_equal = any(len(set(point.units)) == 1 for point in points)
-    return f"no interval: launches {'are equal' if is_equal else 'differ too much'}"
+    return f"no interval: the launches {'are equal' if is_equal else 'differ too much'}"
 
 
 def series_of(

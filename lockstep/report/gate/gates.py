@@ -101,8 +101,9 @@ class Verdict:
                     _reason("no-repeat", "there is only one launch, so there is no interval")
                 )
             else:
-                text = "the launches are equal to the last digit, so they are rounded or copied and"
-                reasons.append(_reason("no-spread", f"{text} show no noise"))
+                text = ("the launches are equal to the last digit, so they are rounded or copied "
+                        "and show no noise")  # fmt: skip
+                reasons.append(_reason("no-spread", text))
             verdict = NOT_SHOWN if row.origin == "measured" else verdict
         if verdict == MET and row.origin == "target":
             verdict, reasons = NOT_SHOWN, [EXPECTED]
@@ -216,8 +217,8 @@ def _ratios(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
             wanted = Verdict(f"{name} at {size}", least)
             if curves is strong and series and not strong:
                 kinds = sorted({curve.row.scaling or "unnamed" for curve in series})
-                text = f"no series has strong scaling (found: {listed(kinds, 4)});"
-                text = f"{text} the target parallel_efficiency accepts any scaling"
+                text = (f"no series has strong scaling (found: {listed(kinds, 4)}); the target "
+                        "parallel_efficiency accepts any scaling")  # fmt: skip
                 yield wanted.doubt("no-scaling", text, kinds=kinds)
             else:
                 yield from _at_size(wanted, curves, int(size), _efficiency)
@@ -270,8 +271,10 @@ def _ratio(wanted: Verdict, series: Series, point: Point, value: Value) -> Verdi
     verdict = wanted.judge([point, series.base], where, ratio, interval)
     if point.efficiency_interval is None or point.efficiency_interval[0] <= 1:
         return verdict
-    text = "the whole interval is above 100 % efficiency, more than perfect scaling; "
-    text = f"{text}measure the baseline again together with this size, and state the cause"
+    text = (
+        "the whole interval is above 100 % efficiency, which is more than perfect scaling; measure "
+        "the baseline and this size again in one campaign, and state the cause"
+    )
     return verdict.doubt("above-linear", text)
 
 

@@ -47,8 +47,8 @@ class Run(_Table):
     code: Text = Field("", description="code of these runs; by default the file's `code`")
     runs: Count = Field(1, description="number of different runs")
     repeats: Count = Field(1, description="repeats of each run")
-    nodes: Count | None = Field(None, description="nodes of a run")
-    hours: Amount | None = Field(None, description="hours of a run")
+    nodes: Count | None = Field(None, description="number of nodes of a run")
+    hours: Amount | None = Field(None, description="hours that a run takes")
     steps: Count | None = Field(None, description="optimizer updates of a run")
     step_s: Amount | None = Field(
         None, description="seconds per step; by default the mean measured on this number of nodes"
@@ -66,7 +66,7 @@ class Run(_Table):
         if [self.hours, self.steps, self.node_hours].count(None) != 2:
             raise ValueError(f"run {self.type!r}: give exactly one of hours, steps and node_hours")
         if self.node_hours is None and self.nodes is None:
-            raise ValueError(f"run {self.type!r}: give nodes, the number of nodes")
+            raise ValueError(f"run {self.type!r}: set nodes to the number of nodes of a run")
         if self.step_s is not None and self.steps is None:
             raise ValueError(f"run {self.type!r}: step_s needs steps")
         return self
@@ -87,7 +87,7 @@ class Work(_Table):
     code: Text = Field("", description="the code's name")
     production: Production | None = None
     overhead: Share = Field(
-        0.0, description="extra for restarts, set-up and contingency, as a fraction"
+        0.0, description="extra share for restarts, set-up and contingency, as a fraction"
     )
     failed_share: Lost = Field(
         0.0, description="node-hours of failed jobs, as a fraction of all node-hours"

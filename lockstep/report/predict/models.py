@@ -195,8 +195,10 @@ class Break:
         if self.kind == "falls":
             return f"throughput is {percent(self.values['change'])} % lower than on {below}"
         if self.kind == "saturation":
-            times = f"{self.factor:g} times the ranks give {ratio(self.growth)} times"
-            return f"saturation: {times} the throughput of {below}"
+            return (
+                f"saturation: {self.factor:g} times the ranks give {ratio(self.growth)} times the "
+                f"throughput of {below}"
+            )
         loss = percent(self.values["loss"])
         return f"{self.kind.replace('-', ' ')}: each rank does {loss} % less than on {below}"
 

@@ -139,5 +139,5 @@ def _choose(results: "Results", case: str | None) -> "Series":
     if case:
         several = f"{len(matching)} series have {wanted!r} in their names"
     raise ValueError(
-        f"{several}; choose one by --case and a unique part of its name: {listed(matching)}"
+        f"{several}; choose one with --case and a unique part of its name: {listed(matching)}"
     )

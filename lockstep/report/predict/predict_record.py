@@ -334,8 +334,11 @@ def text(
         held_out = listed(ranked[0].held_out)
         tried = "on published curves only, since no size of this curve could be held out"
         tried = f"at {held_out} (each held out) and on published curves" if held_out else tried
-        told = "these rules continue the curve; their error is the mean error one doubling ahead,"
-        lines += ["", f"{told} {tried}"]
+        lines.append("")
+        lines.append(
+            "these rules continue the curve; their error is the mean error one doubling ahead, "
+            f"{tried}"
+        )
         lines += [
             f"{'*' if c is ranked[0] else ' '} {c.rule:8} error {percent(c.error):>5} %   "
             f"{MEANINGS[c.rule]}"

@@ -86,10 +86,10 @@ class Refusal:
             case "beyond":
                 fact = f"{_beyond(self.at, sizes)}, where no rule is reliable"
             case "break":
-                fact = f"the curve breaks at {sizes} ({self.fact}), so it cannot be continued to "
-                fact += str(self.at)
+                fact = (f"the curve breaks at {sizes} ({self.fact}), so it cannot be continued to "
+                        f"{self.at}")  # fmt: skip
             case "check":
-                fact = f"lockstep check finds {self.rule} at {sizes}: {self.fact}"
+                fact = f"lockstep check reports {self.rule} at world size {sizes}: {self.fact}"
         return (
             f"{fact}; {do}, or use --force" if do else f"{fact}; use --force to get a value anyway"
         )

@@ -242,8 +242,8 @@ def lines(sent: Sent, folder: Path) -> list[str]:
             f"{sent.num_new} new or changed ({counted(sent.num_metrics, 'metric')}, "
             f"{counted(sent.num_artifacts, 'file')} sent)"
         )
-        runs = f"{counted(sent.num_runs, 'run')} there"
-        end = f"Tracker {sent.uri}: {runs}, {news if sent.num_new else 'nothing new'}."
+        runs = counted(sent.num_runs, "run")
+        end = f"Tracker {sent.uri} has {runs}, {news if sent.num_new else 'nothing new'}."
     else:
         refused = counted(sent.num_refused, "run") if sent.num_refused else "the results"
         why = SENTENCES[sent.kind].format(uri=sent.uri, why=sent.why, refused=refused)
