@@ -48,7 +48,7 @@ global_batch, local_batch, steps, samples, precision, model, nodes and note:
   metric   time, time_to_train, epoch_time, step_time or throughput
   unit     ms, s, min, h, d, or something per second: samples/s, images/s, tokens/s
            a rate of one device or node (tokens/s/GPU), or of steps (it/s beside a batch), is
-           converted to samples/s of all ranks, which a message says
+           converted to samples/s of all ranks; a message says so
   scaling  strong, weak or fixed-epochs
 In place of value, metric and unit, headings may name quantity and unit: Img/sec, step time (ms).
 Cells may be typed as usual: 2,470 or 938 img/s or 1:30:00 or 8x V100.

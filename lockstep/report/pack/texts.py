@@ -65,7 +65,7 @@ def document(
         "work": work, "chosen": chosen, "production": production, "row": row, "plan": plan,
         "jobs": jobs, "noun": noun, "goal": f"{100 * threshold:.0f} %",
         "campaign": {"name": None} | results.campaign, "on_cpus": results.on_cpus,
-        "measured_on": f"Measured on {devices}, {days}, in "
+        "measured_on": f"The results were measured on {devices}, {days}, in "
         f"{counted(len(results.launches), 'launch')}",
         "software": [
             f"{title} {provenance[name]}".strip() for name, title in SOFTWARE.items()
