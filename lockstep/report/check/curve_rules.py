@@ -596,7 +596,7 @@ def epoch_against_run(evidence: Evidence) -> Iterator[Finding]:
 @rule("impossible-line", "error", "a number in this line is wrong, or counts something else",
       "correct the line in the table, then import the table again")  # fmt: skip
 def impossible_lines(evidence: Evidence) -> Iterator[Finding]:
-    """A line of a table has more nodes than ranks, nodes as its ranks, or too large a batch."""
+    """A line of a table counts nodes as ranks, has more nodes than ranks, or too large a batch."""
     tables: dict[str, list[Row]] = {}
     for row in evidence.results.rows:
         if row.origin != "measured":
@@ -634,7 +634,7 @@ def impossible_lines(evidence: Evidence) -> Iterator[Finding]:
     doubts=False,
 )
 def accuracy_falls(series: Series) -> Iterator[Finding]:
-    """The accuracy falls from the smallest size to the largest, of trainings beyond the seeds."""
+    """The accuracy falls from the smallest size to the largest, by more than seeds differ."""
     yield from _falls(series, is_shown=True)
     size = series.points[-1].world_size
     accuracies = {} if series.row.training else _column(series, ACCURACIES)
@@ -652,7 +652,7 @@ def accuracy_falls(series: Series) -> Iterator[Finding]:
     "series",
 )
 def accuracy_may_fall(series: Series) -> Iterator[Finding]:
-    """The accuracy of trainings is lower at the largest size, but not beyond the seeds."""
+    """The accuracy of trainings is lower at the largest size, but seeds may differ as much."""
     return _falls(series, is_shown=False)
 
 

@@ -201,7 +201,7 @@ def duplicates(evidence: Evidence) -> Iterator[Finding]:
 @rule("unit", "error", "no machine varies this much, so one value is wrong, and its ratios are too",
       "check the units, then import or measure the wrong value again")  # fmt: skip
 def other_unit(evidence: Evidence) -> Iterator[Finding]:
-    """Launches of one point, or ranks of two sizes, differ as much as units do."""
+    """Launches of one point, or ranks of two sizes, differ by a factor of 100 or more."""
     ask = "one value may be in another unit, such as milliseconds instead of seconds"
     for series, point in evidence.points:
         slow, fast, factor = _extremes(point)
