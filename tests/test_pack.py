@@ -94,7 +94,7 @@ def test_it_refuses_what_is_no_evidence_and_says_so_where_it_is_forced(measured,
     kinds = {one["kind"] for one in json.loads((pack / "numbers.json").read_text())["objections"]}
     assert "cpus" in kinds
     for name in ("proposal.md", "proposal.tex"):
-        assert "No proposal evidence" in (pack / name).read_text()
+        assert "no evidence for a proposal" in (pack / name).read_text()
 
 
 def test_one_launch_a_recording_and_the_example_are_objections(tmp_path):
@@ -126,7 +126,7 @@ def test_evidence_needs_no_force_and_the_production_row_is_the_largest_good_size
     assert ended.return_value == 0, ended.output
     text = (tmp_path / "good-generic" / "proposal.md").read_text()
     assert re.search(r"^\| \*\*2\*\* \| \*\*1\*\* \| \*\*64\*\*", text, re.MULTILINE)
-    assert "No proposal evidence" not in text
+    assert "no evidence for a proposal" not in text
     assert run(folder, "--proposal", "generic").return_value == 0  # its own folder again
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").touch()
