@@ -99,7 +99,9 @@ def points(folder: Path, name: str) -> list[dict[str, Any]]:
 def of_precision(folder: Path, precision: str) -> dict[str, Any]:
     """Return the point of the precision study in one precision."""
     found = [p for p in points(folder, "precision") if p["study"] == "precision"]
-    return next(point for point in found if point["precision"] == precision)
+    if point := next((p for p in found if p["precision"] == precision), None):
+        return point
+    raise LookupError(f"no case was measured in {precision}")
 
 
 def system(folder: Path) -> dict[str, Any]:
@@ -221,7 +223,10 @@ def verdict(judge: Judge, folder: Path, failed: str | None) -> tuple[str, str]:
     if failed:
         is_missing = failed.endswith("is not installed")
         return failed, "waits for a GPU" if is_missing and not HAS_GPU else "not shown"
-    value, holds = judge(folder)
+    try:
+        value, holds = judge(folder)
+    except LookupError as missing:  # such as a precision that this device lacks
+        value, holds = str(missing), False
     return value, "waits for a GPU" if not HAS_GPU else "held" if holds else "not held"
 
 
