@@ -76,58 +76,6 @@ def test_what_does_no_training_has_no_speedup_anywhere(tmp_path):
         assert {one[name] for one in found} == {None}
 
 
-<<<<<<< HEAD
-=======
-def test_epoch_logs_print_their_true_rate_and_warn(tmp_path):
-    jobs = [DATA / f"epochs_{job}.csv" for job in (2644, 2648, 2649)]
-    done = run(import_table, *jobs, "--to", tmp_path)
-    for text in ("2644: 4507 images/s", "2648: 2226 images/s", "2649: 2505 images/s"):
-        assert text in done.stdout
-    assert done.stderr.count("2 times what the epoch times allow") == 2
-    run(report, tmp_path)
-    assert "2 times what the epoch times allow" in (tmp_path / "report.html").read_text()
-
-
-def test_a_baseline_may_be_chosen(tmp_path):
-    table = tmp_path / "t.csv"
-    table.write_text("n,value,metric,unit\n4,9,throughput,tokens/s\n8,16,throughput,tokens/s\n"
-                     "256,200,throughput,tokens/s\n")  # fmt: skip
-    run(import_table, table, "--to", tmp_path)
-    rows = lines_of(run(report, tmp_path, "--baseline", 8))
-    # 200/16 = 12.5 on 32 times the devices: 39.0625 %.
-    assert rows[3][2:5] == ["256", "12.50", "39.1"]
-    assert "8 devices at 16.0 tokens/s" in (tmp_path / "report.html").read_text()
-    done = run(report, full_tree(tmp_path / "full"), "--baseline", 1)
-    assert (
-        "2 series have no point at world size 1, so they keep their smallest size [2]"
-        in done.stderr
-    )
-
-
-def test_ranks_of_unequal_strength_are_warned_of(tmp_path):
-    done = run(report, unequal_tree(tmp_path, {1: 8, 8: 1}))
-    assert "error unequal-ranks: strong[64]: 8 threads at world size 1, 1 at 8" in done.stderr
-    page = (tmp_path / "report.html").read_text()
-    assert "1 series with ranks of unequal strength" in page
-    assert "8 threads at world size 1, 1 at 8</td>" in page
-
-
-def test_what_was_lost_is_named_on_stderr_first(tmp_path):
-    cut = document("w1-r0", 1, {"a": record()})
-    cut["lockstep"] |= {
-        "expected": ["a", *(f"lost[{number}]" for number in range(2))],
-        "failed": [{"case": "lost[0]", "reason": "rank 1 on n1 (cpu): OSError\nTraceback"}],
-        "skipped": [{"case": "fp16", "reason": "a CPU has no fp16"}],
-    }
-    write(tmp_path, cut)
-    for options in ((), ("--csv",)):
-        said = run(report, tmp_path, *options).stderr
-        assert said.startswith("error failed-case: lost[0] at world size 1, launch w1-r0: failed: ")
-        assert "missing-case: lost[1] at world size 1, launch w1-r0: " in said
-        assert "fp16" not in said
-
-
->>>>>>> 3fc25509d99769b408d9c3a8ca35739215b1c2dc
 def test_csv_is_data_on_stdout_and_nothing_else_and_json_has_its_numbers(tmp_path):
     done = run(report, strong_tree(tmp_path), "--csv")
     records = list(csv.DictReader(io.StringIO(done.stdout)))
