@@ -292,7 +292,12 @@ FIRST = "because first did not end as required (DependencyNeverSatisfied)"
         ("CANCELLED by 0", None, BY_ROOT, "lockstep resume"),
         ("CANCELLED by 3999999999", None, "the job was cancelled by 3999999999", "lockstep resume"),
         ("CANCELLED", "DependencyNeverSatisfied", "the job was cancelled by Slurm, ", FIRST),
-        ("CANCELLED", None, "was cancelled", f"Slurm cancelled the job before it started, {FIRST}"),
+        (
+            "CANCELLED",
+            None,
+            "the job was cancelled",
+            f"Slurm cancelled the job before it started, {FIRST}",
+        ),
         (None, "Dependency", "the job was cancelled", "lockstep resume"),
     ],
 )

@@ -150,8 +150,8 @@ FILES = {
     ),
     "folder: below a file": Row("run smoke --to x/y", "x/y/smoke", {"x": ""}, 3),
     "script: not there": Row("lint gone.sh", "gone.sh"),
-    "script: a folder": Row("lint .", ".:"),
-    "script: a NUL": Row("lint zero.sh", "zero.sh:", {"zero.sh": b"#!/bin/bash\n\0"}),
+    "script: a folder": Row("lint .", "folder . "),
+    "script: a NUL": Row("lint zero.sh", "zero.sh ", {"zero.sh": b"#!/bin/bash\n\0"}),
     "init: a file is there": Row("init --site example", "site.toml --force", {"site.toml": "mine"}),
     "files: swapped": Row(
         "plan site.toml --site campaign.toml",
