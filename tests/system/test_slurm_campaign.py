@@ -9,6 +9,7 @@ import pytest
 import torch
 from cluster import (
     IMAGE,
+    ROOT,
     SHARED,
     as_user,
     done,
@@ -441,6 +442,13 @@ def test_a_job_stages_data_and_image_in_and_what_its_ranks_left_out(folder):
     account = json.loads((folder / "results" / "campaign" / "accounting.json").read_text())
     assert all(row["stage_in_s"] > 0 and row["stage_out_s"] >= 0 for row in account["jobs"])
 
+    change(folder / "campaign.toml", repeats=2)
+    submit(folder)
+    check_complete(folder, num_launches=2)
+    lines = (folder / "results" / "campaign" / "jobs" / "staging.jsonl").read_text().splitlines()
+    again = json.loads(lines[-1])
+    assert (len(lines), again["cache_hits"], again["cache_misses"]) == (2, 1, 0)
+
 
 def test_a_job_that_is_cancelled_stages_out_and_leaves_its_disk_clean(folder):
     disk = stage(folder, pause=300)
@@ -487,10 +495,30 @@ def test_srun_starts_the_ranks_of_a_program_until_it_scales_no_more(folder):
     assert [point["parallel_efficiency"] for point in points] == [1.0, 0.5]
 
 
+def test_an_array_over_a_script_of_ones_own_is_one_table_with_curves(folder):
+    text = (ROOT / "examples" / "commands" / "sweep.toml").read_text()
+    assert "repeats = 3" in text
+    text = text.replace("repeats = 3", "repeats = 1").replace('"sweep"', '"campaign"')
+    text = text.replace("descent.py", str(folder / "descent.py"))
+    write(folder / "campaign.toml", text + '[jobs]\nallocation = "array"\n')
+    shutil.copy(ROOT / "examples" / "commands" / "descent.py", folder)
+    give(folder)
+    submit(folder)
+    check_complete(folder, num_launches=3)
+    (row,) = status(folder)["jobs"]
+    assert row["elements"] == {"COMPLETED": 3}
+    reported = done(lockstep(folder, "report", "results/campaign", "--json"))
+    found = {p["case"]: p["details"]["command"][0] for p in json.loads(reported)["points"]}
+    losses = [found[f"descent.py[lr={lr}]"]["metrics"]["loss"] for lr in (0.1, 0.2, 0.5)]
+    ends = [loss["values"][0] for loss in losses]
+    assert ends == sorted(ends, reverse=True), ends
+    assert all(len(loss["curves"][0]) == 20 for loss in losses)
+
+
 TRAINING = """schema = 1
 name = "campaign"
 studies = ["train"]
-world_sizes = [4]
+world_sizes = [1, 2, 4]
 repeats = 1
 size = "smoke"
 device = "cpu"
@@ -507,13 +535,13 @@ allocation = "job"
 """
 
 
-def test_a_training_runs_on_two_nodes(folder):
+def test_training_runs_at_one_rank_on_one_node_and_on_two(folder):
     write(folder / "campaign.toml", TRAINING)
     submit(folder)
-    check_complete(folder, num_launches=1)
+    check_complete(folder, num_launches=3)
     done(lockstep(folder, "status", "--collect", "results/campaign"))
     reported = done(lockstep(folder, "report", "results/campaign", "--json"))
-    (point,) = json.loads(reported)["points"]
-    assert (point["world_size"], point["num_nodes"]) == (4, 2)
+    points = json.loads(reported)["points"]
+    assert [(p["world_size"], p["num_nodes"]) for p in points] == [(1, 1), (2, 1), (4, 2)]
     # Ten digits: a guess is right once in ten times.
-    assert point["validation_accuracy"] > 0.5
+    assert all(point["validation_accuracy"] > 0.5 for point in points)
