@@ -72,5 +72,5 @@ def test_a_store_without_an_address_file_or_a_known_host_is_one_line(tmp_path, c
     with served(tmp_path, clean_environ, host=host) as (process, path):
         *_, last = process.communicate(timeout=PATIENCE_S)[1].splitlines()
     assert process.returncode == 3
-    assert last.startswith(f"lockstep: cannot serve a store as {host}: ")
+    assert last.startswith(f"lockstep: cannot open the ranks' store on {host}: ")
     assert not path.is_file()

@@ -145,7 +145,8 @@ class Jobs(Table):
         "run all repeats in one job; repeats on the same nodes are not independent", default=False
     )
     is_machine: StrictBool = key(
-        "treat the nodes of the shared job as the whole machine to judge, not as a sample",
+        "with share_job: only the nodes of this job matter, so that repeats on them count as "
+        "independent",
         default=False,
     )
     max_running: Count | None = key(

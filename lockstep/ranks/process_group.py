@@ -110,10 +110,11 @@ def rebuild(world: World, epoch: int) -> None:
     _open_process_group(world, epoch)
     total = torch.tensor(float(world.rank), device=world.device)
     distributed.all_reduce(total)
-    n = world.world_size
-    if float(total) != n * (n - 1) / 2:
+    wanted = float(sum(range(world.world_size)))
+    if float(total) != wanted:
         raise RuntimeError(
-            f"the rebuilt process group is wrong: the numbers of {n} ranks sum to {float(total)}"
+            "the rebuilt process group is wrong: an all-reduce of the rank numbers gives "
+            f"{float(total)}, not {wanted}"
         )
 
 

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         serve(options.host, options.address_file, sys.stdin.buffer)
     except (RuntimeError, OSError) as error:
         text = one_line(str(error))
-        sys.stderr.write(f"lockstep: cannot serve a store as {options.host}: {text}\n")
+        sys.stderr.write(f"lockstep: cannot open the ranks' store on {options.host}: {text}\n")
         return EXIT_MACHINE
     return 0
 

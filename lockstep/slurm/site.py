@@ -181,7 +181,7 @@ class Container(Table):
             return absolute(image)
         if not re.fullmatch(r"[A-Za-z0-9][\w./:@-]*", image, re.ASCII):
             raise ValueError(
-                "this is not the name of an image; migrate the image, and write its NAME:TAG"
+                "this is not the name of an image; run podman-hpc migrate, and write its NAME:TAG"
             )
         return image
 

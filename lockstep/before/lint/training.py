@@ -252,7 +252,7 @@ def read_each_step(script: Script) -> Iterator[Hit]:
 
 
 @TRAINING.rule("STEP-COLLECTIVE", "warning",
-               "all ranks wait for each other, once more than for the gradients",
+               "all ranks wait for each other again, besides the all-reduce of the gradients",
                "make this call every hundred steps or at the end of the epoch")  # fmt: skip
 def collective_each_step(script: Script) -> Iterator[Hit]:
     for call in filter(script.is_in_each_step, collectives(script.tree)):

@@ -81,7 +81,7 @@ class ImageDataset(Dataset[tuple[torch.Tensor, int]]):
         if not grey_to_colour and np.prod(image) != np.prod(self.shape):
             raise ValueError(
                 f"images of shape {image} do not fit a model that takes {self.shape}; choose a "
-                f"workload for {image}, or one that takes ({np.prod(image)},)"
+                f"workload that takes {image}, or any shape of {np.prod(image)} elements"
             )
 
     def __len__(self) -> int:

@@ -87,7 +87,8 @@ class Work(_Table):
     code: Text = Field("", description="the code's name")
     production: Production | None = None
     overhead: Share = Field(
-        0.0, description="extra share for restarts, set-up and contingency, as a fraction"
+        0.0,
+        description="node-hours for restarts, set-up and contingency, as a fraction of the runs'",
     )
     failed_share: Lost = Field(
         0.0, description="node-hours of failed jobs, as a fraction of all node-hours"

@@ -228,7 +228,7 @@ def _causes(study: str, series: Sequence[Series]) -> tuple[list[Figure], list[st
             "names": {cause: capital(PARTS[cause]) for cause in STACKED if cause in used},
             "title": f"{TITLES[curve.row.study]}: where a step's time goes, {curve.label}",
             "xlabel": "Ranks", "ylabel": "Step time (ms)",
-            "lost_label": "Longer than the ideal step, by cause (ms)",
+            "lost_label": "Time beyond the ideal step, by cause (ms)",
             "desc": f"Step time in ms by cause against ranks. {described}.",
             "note": "Below: how much longer a step takes than the ideal step.",
         })  # fmt: skip

@@ -349,7 +349,7 @@ def findings_panel(findings: Sequence[Finding]) -> Panel | None:
 
 ROOFLINE = (
     "Nsight Compute counted FLOP and bytes of device memory, and ran each kernel alone; the peaks "
-    "are those of the datasheet. A kernel left of the bend of its roof is limited by memory."
+    "are those of the datasheet. A kernel left of the ridge point is limited by memory bandwidth."
 )
 
 

@@ -299,7 +299,7 @@ def _grid(study: str, index: int, grid: Grid) -> Figure:
     )
     num_rows, num_sizes = len(grid.cells) - len(rows), len(grid.sizes) - len(sizes)
     if num_rows or num_sizes:
-        note += f" Not drawn: {num_rows} settings, {num_sizes} smaller sizes."
+        note += f" No room for {num_rows} more settings and {num_sizes} smaller sizes."
     return {
         "kind": "grid", "id": f"{study}-{index}", "note": note,
         "title": f"{TITLES.get(study, study)}: {curve.row.workload}{beside}, all sizes",

@@ -44,8 +44,8 @@ def timing(results: Results, points: Sequence[Point]) -> list[str]:
         "read from a monotonic clock. Each rank keeps its own time, and a round lasts as long as "
         "its slowest rank. Start-up, data generation and checks are not timed.",
         f"A launch is a new process group and has {rounds} timed {_noun(rounds, 'round')} of each "
-        f"case; a point has {launches} {_noun(launches, 'launch')}{order}. Step times are the "
-        "median over launches of a launch's median round.",
+        f"case; a point has {launches} {_noun(launches, 'launch')}{order}. A step time is the "
+        "median over a launch's rounds, then over launches.",
     ]
 
 
