@@ -118,7 +118,10 @@ def points(folder: Path, name: str) -> list[dict[str, Any]]:
 def of_precision(folder: Path, precision: str) -> dict[str, Any]:
     """Return the point of the precision study in one precision."""
     found = [p for p in points(folder, "precision") if p["study"] == "precision"]
-    return next(point for point in found if point["precision"] == precision)
+    for point in found:
+        if point["precision"] == precision:
+            return point
+    raise LookupError(f"no point in {precision}")
 
 
 def system(folder: Path) -> dict[str, Any]:
@@ -205,7 +208,7 @@ def judge_use(folder: Path) -> tuple[str, bool]:
 
 @claim("precision", "bf16 (AMP) needs less peak memory than fp32")
 def judge_amp_memory(folder: Path) -> tuple[str, bool]:
-    half, whole = (of_precision(folder, each)["peak_memory_bytes"] for each in ("bf16", "fp32"))
+    half, whole = [of_precision(folder, each)["peak_memory_bytes"] for each in ("bf16", "fp32")]
     return f"bf16 {half}, fp32 {whole}", (half or 0) < (whole or 0)
 
 
@@ -339,7 +342,10 @@ def verdict(judge: Judge, folder: Path, failed: str | None) -> tuple[str, str]:
     if failed:
         is_missing = failed.endswith("is not installed")
         return failed, "waits for a GPU" if is_missing and not HAS_GPU else "not shown"
-    value, holds = judge(folder)
+    try:
+        value, holds = judge(folder)
+    except LookupError as error:  # the case was skipped, or has failed
+        value, holds = str(error), False
     return value, "waits for a GPU" if not HAS_GPU else "held" if holds else "not held"
 
 
