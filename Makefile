@@ -7,9 +7,10 @@ KILLS ?= 40
 SEED ?= 0
 DEMO ?= laptop
 PAGE ?= results/laptop/report.html
-# Pythons of `make versions`, as versions or paths.
+# Pythons of `make versions`, as versions or paths, and which of them it takes.
 OLDEST ?= 3.11
 NEWEST ?= 3.13
+ENDS ?= oldest newest
 # Ranks of two lanes on two cores need twice the time that they have alone.
 PATIENCE ?= 2
 DURATIONS := --durations=0 --durations-min=1
@@ -79,7 +80,12 @@ unit: venv ## Run the quick tests only, in under a minute
 
 # The bounds are those of pyproject.toml: uv takes the lowest, or the newest, of each.
 versions: .venv/bench ## Run the quick tests with the oldest and the newest Python and torch that we allow
-	@worst=0; for set in "oldest $(OLDEST) lowest-direct" "newest $(NEWEST) highest"; do set -- $$set; \
+	@worst=0; for end in $(ENDS); do \
+		case $$end in \
+			oldest) set -- oldest $(OLDEST) lowest-direct ;; \
+			newest) set -- newest $(NEWEST) highest ;; \
+			*) echo "ENDS takes oldest and newest, not $$end"; exit 1 ;; \
+		esac; \
 		echo "$$1: Python $$2"; \
 		$(BIN)/uv venv --quiet --clear --python $$2 .venv-$$1 && \
 		$(BIN)/uv pip install --quiet --python .venv-$$1/bin/python --resolution $$3 \

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import struct
 import subprocess
 import sys
@@ -26,9 +27,25 @@ from torch.utils.data import DataLoader
 from torchvision import datasets
 
 from lockstep import workloads
+from lockstep.core.sizes import DATA
 from lockstep.measure.loading import data, download, sample
 from lockstep.measure.loading.data import ImageDataset, MemmapImages
 from lockstep.trainer.training_cli import make
+
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "data.md"
+
+
+def test_the_page_of_data_sets_has_what_the_sources_have():
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*)$", PAGE.read_text(), re.M))
+    assert sorted(rows) == sorted(DATA)
+    assert f"`{sample.FOLDER}/`" in rows[sample.NAME]
+    assert data.DIGITS_FILE.name in rows["digits"]
+    assert f"{1797 - data.DIGITS_HELD_OUT:,}, {data.DIGITS_HELD_OUT};" in rows["digits"]
+    for name, archives in download.SOURCES.items():
+        for archive in archives:
+            place = archive.path if len(archives) == 1 else f"{Path(archive.path).parent}/"
+            assert f"`{place}`" in rows[name]
+
 
 # A process that fetches a tiny MNIST from a mirror, noting each file it downloads.
 CHILD = """

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from data.report_samples import document, record, write
+from data.report_samples import document, provenance, record, write
 
 import lockstep
 from lockstep.core.record import KEY
@@ -55,6 +55,18 @@ def test_launches_and_rounds_are_the_rows_below_the_points(folder):
     ]
     assert own.pivot_table("round_s", "rank", "round").values.tolist() == block["rank_round_s"]
     assert own.groupby("round").step_s.max().median() == pytest.approx(one.step_s)
+
+
+def test_a_launch_has_the_commit_of_the_code_that_it_measured(tmp_path):
+    ours = {"git_commit": "a1", "git_dirty": True}
+    theirs = {"project_commit": "b2", "project_dirty": False}
+    for repeat, facts in enumerate(({}, ours, ours | theirs)):
+        case = {"strong[a]": record(step_s=0.1 + 0.001 * repeat)}
+        known = provenance(git_commit=None, git_dirty=None) | facts
+        write(tmp_path, document(f"w1-r{repeat}", 1, case, provenance=known))
+    commits = lockstep.read(tmp_path, launches=True).set_index("launch").commit
+    assert commits.isna()["w1-r0"]
+    assert (commits["w1-r1"], commits["w1-r2"]) == ("a1-dirty", "b2")
 
 
 def test_a_column_that_no_launch_has_is_an_error_and_not_unknown(folder, monkeypatch):

@@ -18,6 +18,7 @@ from data.report_samples import strong_tree
 from lockstep.core.phases import Span, phases, phases_of
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.load.reading import load
+from lockstep.report.page import facts
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.render import html
 from lockstep.report.profiles.explain_cli import explain
@@ -173,27 +174,60 @@ def test_no_roofline_without_peaks_or_counts(device, change, why, tmp_path):
     assert str(refused.value) in ask(path).output
 
 
-def test_the_page_has_the_roofline_of_profiles_in_the_results_folder(tmp_path):
+@pytest.fixture
+def panel(tmp_path):
+    """What a page says of the profiles in its results folder: a function of the panel's id."""
     strong_tree(tmp_path, {1: (0.1,)})
     (tmp_path / "campaign.json").write_text('{"schema": 1, "name": "demo", "launches": []}')
+    (tmp_path / "profiles").mkdir()
 
-    def panel():
+    def panel(name):
         data = page(evaluate(load([tmp_path])), 0.7)
         assert html(data)
-        return next((each for each in data["sections"] if each["id"] == "roofline"), None)
+        return next((each for each in data["sections"] if each["id"] == name), None)
 
-    (tmp_path / "profiles").mkdir()
+    return panel
+
+
+def test_the_page_has_the_roofline_of_profiles_in_the_results_folder(panel, tmp_path):
     (tmp_path / "profiles" / "other.csv").write_text("a,b\n1,2\n")
-    assert panel() is None
+    assert panel("roofline") is None
     write_ncu(tmp_path / "profiles" / "ncu-7" / "w1-r0" / "kernels.csv")
-    made = panel()
+    made = panel("roofline")
     assert [row[:3] for row in made["tables"][0]["rows"]] == [
         ["1", "gemm", "compute"],
         ["2", "add", "memory"],
     ]
     assert made["figures"][0]["peaks"] == pytest.approx({"bf16": 989.4, "fp32": 66.9})
     write_ncu(tmp_path / "profiles" / "ncu-7" / "w1-r0" / "kernels.csv", "GPU of the future")
-    assert "GPU of the future" in panel()["lead"][1]
+    assert "GPU of the future" in panel("roofline")["lead"][1]
+
+
+def test_the_page_has_the_table_that_the_terminal_prints_of_each_profile(
+    panel, tmp_path, monkeypatch
+):
+    assert panel("profiles") is None
+    for rank in (0, 1, 10):
+        (folder := tmp_path / "profiles" / "torch-7").mkdir(exist_ok=True)
+        write_trace(folder / f"test_strong-w16-r{rank}.json.gz", 1 + rank)
+    (folder := tmp_path / "profiles" / "nsys-8").mkdir()
+    write_sqlite(folder / "step-1-rank-3.sqlite")
+    (folder / "stats.csv").write_text(STATS)
+    (folder / "step-1-rank-4.sqlite").write_text("rubbish")
+    made = panel("profiles")
+    unread, busy = made["lead"][1:]
+    assert unread.startswith("Not read: step-1-rank-4.sqlite: ")
+    assert "compute 60.0 %" in busy
+    traced, recorded = sorted(made["tables"], key=lambda table: -len(table["columns"]))
+    assert traced["caption"] == "torch.profiler, torch-7/test_strong-w16"
+    assert recorded["caption"] == "Nsight Systems, nsys-8/step-1"
+    assert [column["label"] for column in recorded["columns"]] == ["Part", "rank 3"]
+    assert "Loses most to communication: 20.0 % of a step of 100 ms" in recorded["note"]
+    printed = ask(tmp_path / "profiles" / "nsys-8" / "step-1-rank-3.sqlite").output.splitlines()
+    for line, row in zip(printed[1:], recorded["rows"], strict=False):
+        assert line.split() == " ".join(row).split()
+    monkeypatch.setattr(facts, "MAX_PROFILES", 2)
+    assert "3 more files" in " ".join(panel("profiles")["lead"])
 
 
 def ask(*words):

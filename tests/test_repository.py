@@ -14,6 +14,7 @@ from pathlib import Path
 import figures_house
 import figures_messages
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(
@@ -386,3 +387,20 @@ def test_the_version_is_one_everywhere_and_a_tag_has_it():
     for tag in listed.stdout.split():
         assert tag == f"v{version}"
         assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_ci_takes_the_oldest_and_the_newest_versions_of_the_makefile():
+    known = yaml.safe_load((ROOT / ".github" / "workflows" / "versions.yml").read_text())
+    (job,) = known["jobs"].values()
+    ends = job["strategy"]["matrix"]["end"]
+    assert ends == ["oldest", "newest"]
+    assert "push" not in known[True]  # which YAML makes of `on`
+    (command,) = (step["run"] for step in job["steps"] if "make" in step.get("run", ""))
+    for end, picked in zip(ends, ("lowest-direct", "highest"), strict=True):
+        words = command.replace("${{ matrix.end }}", end).split()
+        asked = subprocess.run(
+            [words[0], "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, text=True,
+            check=True,
+        )  # fmt: skip
+        assert f"for end in {end}; do" in asked.stdout
+        assert re.search(rf"set -- {end} [0-9.]+ {picked} ;;", asked.stdout)

@@ -118,6 +118,10 @@ _STEPS = {
 _IS_POOLED = Column(
     "truth", "whether the point contains this launch; false if a fact that must not vary differs"
 )
+_JOB = Column("text", "Slurm job of the launch")
+_COMMIT = Column(
+    "text", "git commit of the own test or workload, else of Lockstep; `-dirty`: files differed"
+)
 _OF_DEVICES = {
     "peak_memory_bytes": Column("bytes", "peak memory of the rank that uses most memory"),
     "peak_reserved_bytes": Column(
@@ -314,7 +318,8 @@ DETAILS = {
 LAUNCHES = {
     "launch": Column("text", "name of the launch, or line of an imported table"),
     **WHAT,
-    "job": Column("text", "Slurm job of the launch"),
+    "job": _JOB,
+    "commit": _COMMIT,
     "started": Column("text", "start of the launch, ISO 8601"),
     "is_pooled": _IS_POOLED,
     "position": Column("count", "position of the case in its launch"),
@@ -369,7 +374,8 @@ EPOCHS = {
     **_OF_RUNS,
     "epoch": Column("count", "number of the epoch, from 1"),
     "steps": Column("count", "optimizer updates of the epoch"),
-    "job": Column("text", "Slurm job of the launch"),
+    "job": _JOB,
+    "commit": _COMMIT,
     "ended": Column("text", "end of the epoch, ISO 8601"),
     "time_s": Column("s", "time from the entry barrier to the end of the slowest rank"),
     "data_s": Column("s", "part of time_s in which steps wait for batches, mean over ranks"),
@@ -520,7 +526,7 @@ def _epochs(results: Results, pooled: set[int], baseline: int | None) -> Iterato
         id(row): place.ratio(place.point.parallel_efficiency)
         for place in places for row in place.point.rows
     }  # fmt: skip
-    of_runs = {name: EPOCHS[name] for name in (*_OF_RUNS, "job", "gpu_utilisation")}
+    of_runs = {name: EPOCHS[name] for name in (*_OF_RUNS, "job", "commit", "gpu_utilisation")}
     for row in results.rows:
         shared = _fields(row, of_runs, pooled) | {"parallel_efficiency": efficiency.get(id(row))}
         for epoch, end_s in zip(learning.epochs(row), learning.elapsed_s(row), strict=True):

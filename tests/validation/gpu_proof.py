@@ -1,4 +1,4 @@
-"""Prove on one GPU, in at most 25 minutes, what has only run on CPUs: `make gpu-proof`.
+"""Prove on one GPU, in at most 27 minutes, what has only run on CPUs: `make gpu-proof`.
 
     python tests/validation/gpu_proof.py [--to FOLDER] [--minutes 10]
 
@@ -10,8 +10,10 @@ claim then waits for a GPU.
 """
 
 import argparse
+import csv
 import json
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
@@ -22,6 +24,10 @@ from typing import Any
 
 import torch
 
+from lockstep.core.phases import OURS
+from lockstep.report.profiles.profiles import read
+from lockstep.report.profiles.roofline import roofline
+
 ROOT = Path(__file__).resolve().parents[2]
 LOCKSTEP = (sys.executable, "-m", "lockstep")
 HAS_GPU = torch.cuda.is_available()
@@ -30,6 +36,10 @@ WORKLOAD = "resnet18" if HAS_GPU else "mlp:width=64,depth=2"
 LADDER = ("--world-sizes", "1", "--size", SIZE, "--workload", WORKLOAD)
 # More than any GPU has memory for, in samples of ResNet-18; a CPU has no such limit to show.
 TOO_LARGE = 1_000_000 if HAS_GPU else 32
+# Kernels that Nsight Compute records, after those of the first steps.
+NCU_KERNELS, NCU_SKIP = 16, 1000
+# Limits that the results are judged by, whatever the verdict.
+TARGETS = "schema = 1\ngpu_utilisation = 0.8\nmfu = 0.5\n"
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,8 @@ def run_campaign(name: str, studies: str, *more: str) -> tuple[str, ...]:
 
 TRACED = "{folder}/traces"
 STEP = (sys.executable, str(Path(__file__)), "--step", "{folder}")
+CASE = (sys.executable, "-m", "pytest", "bench", "-m", "weak", f"--size={SIZE}",
+        f"--workload={WORKLOAD}", "--rounds=2", "--no-causes")  # fmt: skip
 PARTS = (
     Part("machine", 60, [(*LOCKSTEP, "doctor", "--system", "--json")]),
     Part("precision", 400, [run_campaign("precision", "precision,weak", "--repeats", "3")]),
@@ -81,11 +93,18 @@ PARTS = (
     Part("explain", 120, [STEP]),
     Part("trace", 180, [run_campaign("traced", "weak", "--repeats", "1", "--torch-trace", TRACED)]),
     Part("nsys", 180, [
-        ("nsys", "profile", "--output", "{folder}/step", "--force-overwrite", "true", *STEP),
+        ("nsys", "profile", "--trace=cuda,nvtx", "--sample=none", "--output", "{folder}/step",
+         "--force-overwrite", "true", *CASE),
         ("nsys", "export", "--type", "sqlite", "--output", "{folder}/step.sqlite",
          "{folder}/step.nsys-rep"),
         (*LOCKSTEP, "explain", "{folder}/step.sqlite", "--json"),
     ], tool="nsys"),
+    Part("ncu", 150, [
+        ("ncu", "--target-processes=all", "--set=full", "--kernel-name=regex:.",
+         f"--launch-skip={NCU_SKIP}", f"--launch-count={NCU_KERNELS}", "--force-overwrite",
+         "--export={folder}/step", *CASE),
+        ("ncu", "--import", "{folder}/step.ncu-rep", "--csv", "--page", "raw"),
+    ], tool="ncu"),
 )  # fmt: skip
 
 
@@ -151,6 +170,75 @@ def judge_energy(folder: Path) -> tuple[str, bool]:
     return str(found), all(joules and joules > 0 for joules in found)
 
 
+def records(folder: Path) -> list[dict[str, Any]]:
+    """Return the provenance of each launch of the precision campaign."""
+    files = sorted((folder / "precision" / "launches").glob("*/result.json"))
+    return [json.loads(file.read_text())["lockstep"]["provenance"] for file in files]
+
+
+def samples(folder: Path) -> list[dict[str, str]]:
+    """Return the rows of the precision campaign's telemetry."""
+    files = sorted((folder / "precision" / "launches").glob("*/telemetry/*.csv"))
+    return [row | {"file": str(file)} for file in files
+            for row in csv.DictReader(file.read_text().splitlines())]  # fmt: skip
+
+
+@claim("precision", "samples of use, memory, power and heat are a CSV, a row a second")
+def judge_samples(folder: Path) -> tuple[str, bool]:
+    rows = samples(folder)
+    times: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        times.setdefault((row["file"], row["case"]), []).append(float(row["time_s"]))
+    gaps = sum(len(own) - 1 for own in times.values())
+    seconds = sum(max(own) - min(own) for own in times.values())
+    wanted = ("gpu_utilisation", "gpu_memory_bytes", "power_w", "temperature_c")
+    is_full = all(row.get(name) for row in rows for name in wanted)
+    return f"{gaps} rows in {seconds:.1f} s", is_full and gaps >= 10 and gaps <= seconds < 2 * gaps
+
+
+@claim("precision", "samples have what nvidia-smi calls utilization and memory.used")
+def judge_use(folder: Path) -> tuple[str, bool]:
+    names = ("gpu_utilisation", "memory_utilisation", "gpu_memory_bytes")
+    most = {name: max((float(row.get(name) or 0) for row in samples(folder)), default=0)
+            for name in names}  # fmt: skip
+    shares = [most[name] for name in names[:2]]
+    return str(most), all(0 < share <= 1 for share in shares) and most["gpu_memory_bytes"] > 0
+
+
+@claim("precision", "bf16 (AMP) needs less peak memory than fp32")
+def judge_amp_memory(folder: Path) -> tuple[str, bool]:
+    half, whole = [of_precision(folder, each)["peak_memory_bytes"] for each in ("bf16", "fp32")]
+    return f"bf16 {half}, fp32 {whole}", (half or 0) < (whole or 0)
+
+
+@claim("precision", "launches keep nvidia-smi topo -m and nvlink -s")
+def judge_links(folder: Path) -> tuple[str, bool]:
+    kept = [(each.get("gpu_topology") or [], each.get("nvlink") or []) for each in records(folder)]
+    text = f"lines of both: {[tuple(map(len, each)) for each in kept]}"
+    return text, all("GPU0" in "".join(topology) and links for topology, links in kept)
+
+
+def judged(folder: Path, target: str) -> tuple[str, bool]:
+    """Whether `check --targets` has a value for the target, whatever its verdict."""
+    (file := folder / "gpu.targets.toml").write_text(TARGETS)
+    results = folder / "precision"
+    command = [*LOCKSTEP, "check", str(results), "--targets", str(file), "--json"]
+    text = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT).stdout
+    own = [each for each in json.loads(text)["verdicts"] if each["target"] == target]
+    values = [(each["value"], each["verdict"]) for each in own]
+    return str(values), any(value is not None and says != "blocked" for value, says in values)
+
+
+@claim("precision", "check judges the GPU's use against 80 %")
+def judge_use_gate(folder: Path) -> tuple[str, bool]:
+    return judged(folder, "gpu_utilisation")
+
+
+@claim("precision", "check judges MFU against 50 %")
+def judge_mfu_gate(folder: Path) -> tuple[str, bool]:
+    return judged(folder, "mfu")
+
+
 @claim("precision", "peak memory lies below the GPU's")
 def judge_peak(folder: Path) -> tuple[str, bool]:
     total = torch.cuda.get_device_properties(0).total_memory if HAS_GPU else 0
@@ -198,6 +286,36 @@ def judge_trace(folder: Path) -> tuple[str, bool]:
 @claim("nsys", "Nsight Systems' phases add up to the step")
 def judge_nsys(folder: Path) -> tuple[str, bool]:
     return profiled_shares(json.loads((folder / "log-2.txt").read_text())["profiles"][0]["phases"])
+
+
+@claim("nsys", "the phases of a step are NVTX ranges")
+def judge_ranges(folder: Path) -> tuple[str, bool]:
+    with sqlite3.connect(folder / "step.sqlite") as database:
+        rows = database.execute(
+            "SELECT DISTINCT COALESCE(n.text, s.value) FROM NVTX_EVENTS n "
+            "LEFT JOIN StringIds s ON s.id = n.textId"
+        ).fetchall()
+    names = {name for (name,) in rows if str(name).startswith(OURS)}
+    wanted = {f"{OURS}{name}" for name in ("step", "forward", "backward", "optimizer")}
+    return ", ".join(sorted(names)), wanted <= names
+
+
+@claim("ncu", "Nsight Compute records as many kernels as were asked for")
+def judge_kernels(folder: Path) -> tuple[str, bool]:
+    kernels = read(folder / "log-1.txt").kernels
+    return ", ".join(f"{each.count} of {each.name[:30]}" for each in kernels), (
+        sum(each.count for each in kernels) == NCU_KERNELS
+    )
+
+
+@claim("ncu", "kernels lie under the roofline of their GPU")
+def judge_roofline(folder: Path) -> tuple[str, bool]:
+    try:
+        places = roofline(read(folder / "log-1.txt")).places
+    except ValueError as error:  # counters that ncu may not read
+        return str(error), False
+    shares = [place.flop_per_s / place.roof_flop_per_s for place in places]
+    return ", ".join(f"{share:.3f}" for share in shares), all(0 < each < 1.05 for each in shares)
 
 
 def make(part: Part, folder: Path) -> str | None:

@@ -19,7 +19,7 @@ from lockstep.report.load.sources import JOURNAL, RESULT
 # Keys of timed turns in `details`; rows have a field for each.
 TIMED = ("rank_variant_s", "rank_phase_s", "rank_alone_s", "bucket_lead_s", "first_reduce_s")
 # Fields that a line of an imported table cannot give.
-_OF_LAUNCHES = {"ranks_per_node", "settings", "job", "training", "own_case"}
+_OF_LAUNCHES = {"ranks_per_node", "settings", "job", "commit", "training", "own_case"}
 _IMPORTED_FIELDS = frozenset(field.name for field in fields(Row)) - _OF_LAUNCHES
 
 
@@ -142,11 +142,18 @@ def _read_launch(
     for row in rows:
         row.started, row.settings = str(facts.get("started") or ""), settings
         row.rank_hosts = row.rank_hosts or launch.hosts[: row.world_size]
-        row.job = None if job is None else str(job)
+        row.job, row.commit = None if job is None else str(job), _commit(provenance)
         if row.num_nodes:
             row.ranks_per_node = layout.ranks_per_node(
                 row.world_size, row.num_nodes, row.rank_hosts
             )
+
+
+def _commit(provenance: Mapping[str, Any]) -> str | None:
+    """Return the commit of an own test or workload, or else of Lockstep; `-dirty` if changed."""
+    whose = "project" if provenance.get("project_commit") else "git"
+    commit = provenance.get(f"{whose}_commit")
+    return f"{commit}{'-dirty' if provenance.get(f'{whose}_dirty') else ''}" if commit else None
 
 
 def _about(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class Row:
         position: Place of the case in the order of its launch.
         ranks_per_node: Largest number of ranks on one node.
         settings: Threads, cores and NCCL variables of its launch, see `load.layout`.
+        commit: Commit of the code that its launch measured, see `load.reading._commit`.
         started: Start of its launch, ISO 8601.
         own_case: The case's name in its file, if `case` differs: `case` leaves out the seed of a
             training run, and names a batch that is smaller than requested.
@@ -80,6 +81,7 @@ class Row:
     ranks_per_node: Whole | None = None
     settings: dict[str, str] = field(default_factory=dict)
     job: str | None = None
+    commit: str | None = None
     started: str = ""
     training: Training | None = None
     own_case: str = ""

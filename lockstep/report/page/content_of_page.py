@@ -55,7 +55,7 @@ def page(evaluation: Evaluation, threshold: float, command: str = "") -> dict[st
         collective_tables.panel_of(results, series),
         facts.gaps_panel(results),
         accounts.jobs(results),
-        facts.roofline_panel(results),
+        *facts.profile_panels(results),
         facts.method(results, series, threshold),
         twelve_panel(results, series),
         facts.provenance(results),

@@ -1,7 +1,8 @@
 """The panels around the numbers: findings, flags, gaps, method, provenance, profiled kernels."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from lockstep.core.formats import DASH, counted, listed, number
@@ -17,7 +18,8 @@ from lockstep.report.load import gaps as missing
 from lockstep.report.load.gaps import Gap
 from lockstep.report.load.results import Launch, Results, Row
 from lockstep.report.page.parts import Figure, Panel, Table, panel, table
-from lockstep.report.profiles.profiles import NCU, read
+from lockstep.report.profiles import step_shares
+from lockstep.report.profiles.profiles import NCU, Profile, name_of_all, rank_of, read
 from lockstep.report.profiles.roofline import COLUMNS, roofline
 from lockstep.report.words.method import timing
 
@@ -347,28 +349,74 @@ def findings_panel(findings: Sequence[Finding]) -> Panel | None:
     return panel("check", "What the check finds", lead=[lead], tables=[made])
 
 
+PROFILED = (
+    "A profiler slows what it sees: read shares, not times. These steps are no part of the results."
+)
+# Most traces that a page reads, rank 0 of each case first.
+MAX_PROFILES = 16
+
+
+def profile_panels(results: Results) -> list[Panel]:
+    """Return the panels of the profiles that a campaign's jobs left in `profiles/`.
+
+    Those are traces of torch.profiler, and what was exported from Nsight Systems and Compute.
+    """
+    folders = {  # file -> its folder below `profiles/`
+        file: str(file.parent.relative_to(folder / "profiles"))
+        for folder in results.plans
+        for kind in ("json.gz", "sqlite", "csv")
+        for file in sorted(folder.glob(f"profiles/**/*.{kind}"))
+    }
+    tables = [file for file in folders if file.suffix == ".csv"]
+    traces = sorted(folders.keys() - set(tables), key=lambda file: (rank_of(file) or 0, file))
+    lead, profiles = [PROFILED], list[Profile]()
+    for file in (*traces[:MAX_PROFILES], *tables):
+        try:
+            profiles.append(read(file))
+        except ValueError as error:
+            if file in traces:  # a CSV may be of something else
+                lead.append(f"Not read: {error}.".replace(str(file), file.name))
+    if (more := len(traces) - MAX_PROFILES) > 0:
+        lead.append(f"Not read either: {counted(more, 'more file')}; lockstep explain reads any.")
+    lead += filter(None, map(step_shares.busy, profiles))
+    shares = list(_share_tables(profiles, folders))
+    kernels = roofline_panel(results, [each for each in profiles if each.tool == NCU])
+    made = panel("profiles", "Inside profiled steps", lead=lead, tables=shares)
+    return [*([made] if shares or len(lead) > 1 else []), *([kernels] if kernels else [])]
+
+
+def _share_tables(profiles: Sequence[Profile], folders: Mapping[Path, str]) -> Iterator[Table]:
+    """Yield a table of each case, size and job that was profiled, with a column for each rank."""
+    groups: dict[tuple[Path, str], list[Profile]] = {}
+    for each in profiles:
+        if each.phases:
+            groups.setdefault((each.path.parent, name_of_all(each.path)), []).append(each)
+    for (_, name), own in groups.items():
+        columns = [(step_shares.title(each), each.phases) for each in own if each.phases]
+        cells = [
+            [part.strip(), *(DASH if text == step_shares.UNKNOWN else text for text in texts)]
+            for part, texts in step_shares.rows(columns)
+        ]
+        heads = ("Part", *(title for title, _ in columns))
+        caption = f"{own[0].tool}, {folders[own[0].path]}/{name}"
+        steps, said = columns[0][1].num_steps, step_shares.verdict(columns)[0]
+        note = f"Mean over {counted(steps, 'step')}. {said}"
+        yield table(caption, heads, cells, 1, "", note=note, finding=said)
+
+
 ROOFLINE = (
     "Nsight Compute counted FLOP and bytes of device memory, and ran each kernel alone; the peaks "
     "are those of the datasheet. A kernel left of the ridge point is limited by memory bandwidth."
 )
 
 
-def roofline_panel(results: Results) -> Panel | None:
-    """Return the panel of a report; None if no results folder has a CSV of Nsight Compute.
-
-    Such files lie in `profiles/`, where `submit --profile ncu` leaves its reports.
-    """
-    files = [file for folder in results.plans for file in sorted(folder.glob("profiles/**/*.csv"))]
+def roofline_panel(results: Results, profiles: Sequence[Profile]) -> Panel | None:
+    """Return the panel of the CSV files of Nsight Compute; None without any."""
     names = {n for launch in results.launches for n in launch.provenance.get("device_names") or ()}
     device_name = names.pop() if len(names) == 1 else None
     lead, figures, tables = [ROOFLINE], list[Figure](), list[Table]()
-    for file in files:
-        try:
-            profile = read(file)
-        except ValueError:  # a CSV of something else
-            continue
-        if profile.tool != NCU:
-            continue
+    for profile in profiles:
+        file = profile.path.name
         try:
             made = roofline(profile, device_name)
         except ValueError as error:
@@ -381,14 +429,14 @@ def roofline_panel(results: Results) -> Panel | None:
         ]  # fmt: skip
         figures.append({
             "kind": "roofline", "id": f"roofline-{len(figures) + 1}", "title": made.title,
-            "desc": f"Kernels of {file.name} by FLOP per byte and per second, under the peaks.",
+            "desc": f"Kernels of {file} by FLOP per byte and per second, under the peaks.",
             "xlabel": "FLOP per byte of device memory", "ylabel": "TFLOP/s",
             "tb_per_s": made.bytes_per_s / TERA, "points": points,
             "peaks": {name: peak / TERA for name, peak in made.peaks.items()},
             "note": "Dashed: peaks. The numbers are those of the table.",
         })  # fmt: skip
         rows = [[str(n), *place.cells()] for n, place in enumerate(made.places, start=1)]
-        caption = f"Kernels of {file.name} under the roofline"
+        caption = f"Kernels of {file} under the roofline"
         tables.append(table(caption, ("Number", *COLUMNS), rows, 4, "", note=made.note))
     if not tables and len(lead) == 1:
         return None

@@ -9,35 +9,16 @@ from typing import Any
 import click
 
 from lockstep.core import files
-from lockstep.core.formats import counted, number, percent
-from lockstep.core.phases import BUCKET, Phases
-from lockstep.measure.causes.bound import BOUND, LITTLE, NAMES
-from lockstep.measure.causes.card import KINDS
-from lockstep.report.profiles import roofline
+from lockstep.core.formats import number
+from lockstep.core.phases import Phases
+from lockstep.measure.causes.bound import NAMES
+from lockstep.report.profiles import roofline, step_shares
 from lockstep.report.profiles.profiles import NCU, Profile, read
+from lockstep.report.profiles.step_shares import MILLI, ROWS, ms, percent_cell
 
-MILLI = 1e3
-# Field of Phases -> its name, as on the card of `lockstep.explain`.
-ROWS = {
-    "compute_s": "compute", "exposed_s": NAMES["exposed"],
-    "copy_s": "copies to and from the device", "input_s": NAMES["input"],
-    "idle_s": "idle time",
-}  # fmt: skip
-# Field of Phases -> the bottleneck if it is the largest loss, and what to try.
-BOUNDS = {
-    "exposed_s": (KINDS["communication"], "use a larger batch per rank, or another bucket_cap_mb"),
-    "copy_s": (
-        "copies",
-        "use pin_memory=True and non_blocking=True, or keep the data on the device",
-    ),
-    "input_s": (
-        KINDS["input"],
-        "use more workers: DataLoader(num_workers=N, persistent_workers=True)",
-    ),
-    "idle_s": ("idle time", "use torch.compile or a CUDA graph; avoid .item() and print in a step"),
-}
-MOST_KERNELS = MOST_BUCKETS = 8
+MOST_KERNELS = 8
 CARD = "lockstep.explain"
+SUMS = "nsys stats gives only sums; use nsys export --type sqlite for steps, overlap and idle time."
 
 
 @click.command()
@@ -75,18 +56,10 @@ def explain(*, profiles: tuple[Path, ...], against: Path | None, as_json: bool) 
     if against:
         blocks.append(_differences(columns[0][1], columns[1][1]))
     elif profiled:
-        blocks.append(_verdict(profiled))
+        blocks.append(step_shares.verdict(profiled))
     elif columns:
         blocks.append(["Pass --against CARD to see what changed between two cards."])
-    for profile in every:
-        if whole := sum(profile.busy_s.values()):
-            busy = profile.busy_s.items()
-            shares = ", ".join(f"{name} {percent(seconds / whole)} %" for name, seconds in busy)
-            blocks.append([
-                f"{profile.path.name}: the device was busy for {_ms(whole)}: {shares}.",
-                "nsys stats gives only sums; use nsys export --type sqlite for steps, overlap and "
-                "idle time.",
-            ])  # fmt: skip
+    blocks += [[busy, SUMS] for each in every if (busy := step_shares.busy(each))]
     for profile in every:
         blocks += [_kernels(profile)] if profile.kernels else []
         blocks += [roofline.lines(profile)] if profile.tool == NCU else []
@@ -115,9 +88,8 @@ def _read(path: Path) -> Profile:
 
 
 def _title(profile: Profile) -> str:
-    if profile.tool == CARD:
-        return f"card of {profile.path.name}"
-    return profile.path.name if profile.rank is None else f"rank {profile.rank}"
+    is_card = profile.tool == CARD
+    return f"card of {profile.path.name}" if is_card else step_shares.title(profile)
 
 
 def _record(profile: Profile) -> dict[str, Any]:
@@ -131,52 +103,8 @@ def _record(profile: Profile) -> dict[str, Any]:
 
 def _table(columns: Sequence[tuple[str, Phases]]) -> list[str]:
     width = max(18, *(len(title) + 2 for title, _ in columns))
-    lines = [f"{'':<32}" + "".join(f"{title:>{width}}" for title, _ in columns)]
-
-    def row(name: str, texts: Sequence[str]) -> None:
-        lines.append(f"{name:<32}" + "".join(f"{text:>{width}}" for text in texts))
-
-    row("step", [_ms(each.step_s) for _, each in columns])
-    for name, title in ROWS.items():
-        texts = [_share(getattr(each, name), each) for _, each in columns]
-        if any(getattr(each, name) > 0 for _, each in columns):
-            row(f"  {title}", texts)
-    if any(each.overlap is not None for _, each in columns):
-        row("communication hidden", [_percent(each.overlap) for _, each in columns])
-    for part in _parts([each for _, each in columns]):
-        row(f"of it {part}", [_share(each.parts.get(part), each) for _, each in columns])
-    return lines
-
-
-def _parts(columns: Sequence[Phases]) -> list[str]:
-    """Return the names of all parts, but only of the first buckets; JSON has every bucket."""
-    names = list(dict.fromkeys(part for each in columns for part in each.parts))
-    numbers = sorted(int(name.removeprefix(BUCKET)) for name in names if name.startswith(BUCKET))
-    others = [name for name in names if not name.startswith(BUCKET)]
-    return [*others, *(f"{BUCKET}{number}" for number in numbers[:MOST_BUCKETS])]
-
-
-def _share(seconds: float | None, each: Phases) -> str:
-    return "-" if seconds is None else f"{_ms(seconds)} {percent(seconds / each.step_s):>5} %"
-
-
-def _verdict(columns: Sequence[tuple[str, Phases]]) -> list[str]:
-    """Return the bottleneck of the slowest column's step, and what to try."""
-    title, each = max(columns, key=lambda column: column[1].step_s)
-    name = max(BOUNDS, key=lambda field: getattr(each, field))
-    share = getattr(each, name) / each.step_s
-    if share < LITTLE:
-        kept = percent(each.compute_s / each.step_s)
-        return [f"Little is lost: {kept} % of a step of {_ms(each.step_s)} is compute ({title})."]
-    kind, todo = BOUNDS[name]
-    start = f"{kind.capitalize()}-bound" if share >= BOUND else f"Most time is lost to {kind}"
-    steps = counted(each.num_steps, "step")
-    return [
-        f"{start}: {percent(share)} % of a step of {_ms(each.step_s)} is {ROWS[name]} ({title}).",
-        f"next      {todo}",
-        f"trust     this is from {steps}, slowed by the profiler, and has no interval; "
-        "lockstep.explain gives one",
-    ]
+    lines = [("", [title for title, _ in columns]), *step_shares.rows(columns)]
+    return [f"{name:<32}" + "".join(f"{x:>{width}}" for x in texts) for name, texts in lines]
 
 
 def _differences(first: Phases, second: Phases) -> list[str]:
@@ -187,13 +115,13 @@ def _differences(first: Phases, second: Phases) -> list[str]:
     ]
     sides += [
         (f"of it {part}", first.parts.get(part, 0.0), second.parts.get(part, 0.0))
-        for part in _parts([first, second])
+        for part in step_shares.parts([first, second])
     ]
     for title, before, after in sides:
         if before > 0 or after > 0:
             change = f"{number(after / before)}x" if before > 0 else "only there"
             lines.append(
-                f"  {title:<30}{_ms(before):>12} -> {_ms(after):>9}  "
+                f"  {title:<30}{ms(before):>12} -> {ms(after):>9}  "
                 f"{number((after - before) * MILLI):>8} ms  {change}"
             )
     end = "One launch per side gives no interval; use lockstep compare of two ladders to get one."
@@ -215,17 +143,9 @@ def _kernels(profile: Profile) -> list[str]:
             if kernel.flop:
                 intensity, rate = kernel.flop / kernel.num_bytes, kernel.flop / kernel.seconds / 1e9
         lines.append(
-            f"{_percent(kernel.seconds / whole):>7}{kernel.count:>10}"
-            f"{number(kernel.seconds * MILLI):>9}{_percent(kernel.occupancy):>11}"
-            f"{_percent(kernel.memory):>8}{number(traffic):>8}{_percent(kernel.compute):>9}"
+            f"{percent_cell(kernel.seconds / whole):>7}{kernel.count:>10}"
+            f"{number(kernel.seconds * MILLI):>9}{percent_cell(kernel.occupancy):>11}"
+            f"{percent_cell(kernel.memory):>8}{number(traffic):>8}{percent_cell(kernel.compute):>9}"
             f"{number(intensity):>11}{number(rate):>9}  {kernel.name[:60]}"
         )
     return lines
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{percent(share)} %"
-
-
-def _ms(seconds: float) -> str:
-    return f"{number(seconds, scale=MILLI)} ms"

@@ -23,6 +23,7 @@ MICRO, NANO = 1e-6, 1e-9
 OnDevice = tuple[Span, str | None, Any]
 GZIP, SQLITE = b"\x1f\x8b", b"SQLite format 3\0"
 NCU = "Nsight Compute"
+RANK = re.compile(r"(?:-?rank-?|-r)(\d+)")  # in the name of a file
 # Nsight Compute's units -> factor to the base unit; X/second is a rate.
 UNITS = {
     "nsecond": 1e-9, "ns": 1e-9, "usecond": 1e-6, "us": 1e-6, "msecond": 1e-3, "ms": 1e-3,
@@ -128,9 +129,15 @@ def read(path: Path) -> Profile:
         raise ValueError(text if str(path) in text else f"{path}: {text}") from error
 
 
-def _rank(path: Path) -> int | None:
-    match = re.search(r"(?:rank-?|-r)(\d+)", path.name)
+def rank_of(path: Path) -> int | None:
+    """Return the rank that the name of a file has."""
+    match = RANK.search(path.name)
     return int(match[1]) if match else None
+
+
+def name_of_all(path: Path) -> str:
+    """Return the name of a file without its rank and ending, which the files of all ranks share."""
+    return RANK.sub("", path.name).partition(".json" if ".json" in path.name else path.suffix)[0]
 
 
 def _from_trace(path: Path, trace: Any) -> Profile:
@@ -158,7 +165,7 @@ def _from_trace(path: Path, trace: Any) -> Profile:
             host.append((name, begin, end))
     steps = (marks["device"] if device else []) or marks[TIMED] or marks[STEP]
     rank = info.get("rank")
-    known = rank if isinstance(rank, int) else _rank(path)
+    known = rank if isinstance(rank, int) else rank_of(path)
     return _profile(path, known, "torch.profiler", host, device, launched_s, steps)
 
 
@@ -239,7 +246,7 @@ def _from_sqlite(path: Path) -> Profile:
                     steps.append(range_s)
                 elif name:
                     host.append((name, *range_s))
-    return _profile(path, _rank(path), "Nsight Systems", host, device, launched_s, steps)
+    return _profile(path, rank_of(path), "Nsight Systems", host, device, launched_s, steps)
 
 
 def _from_csv(path: Path, text: str) -> Profile:
@@ -272,13 +279,13 @@ def _from_csv(path: Path, text: str) -> Profile:
     if metrics:
         named = (row["Metric Value"] for row in metrics if row["Metric Name"] == DEVICE_NAME)
         kernels = _from_ncu(metrics)
-        return Profile(path, _rank(path), NCU, kernels=kernels, device=next(named, None))
+        return Profile(path, rank_of(path), NCU, kernels=kernels, device=next(named, None))
     if not any(busy.values()):
         raise ValueError(
             f"{path}: Lockstep does not read this kind of profile; give a trace of torch.profiler "
             "(.json, .json.gz), nsys export --type sqlite, nsys stats --format csv, or ncu --csv"
         )
-    return Profile(path, _rank(path), "nsys stats", busy_s=busy, kernels=kernels)
+    return Profile(path, rank_of(path), "nsys stats", busy_s=busy, kernels=kernels)
 
 
 def _from_ncu(rows: Sequence[dict[str, str]]) -> list[Kernel]:
