@@ -19,7 +19,7 @@ from lockstep.core.formats import one_line
 # the module's function has the command's name unless `:NAME` follows
 GROUPS = {
     "Measure on this machine": {
-        "demo": ("report.report_cli", "Show the page of a recorded campaign, in seconds."),
+        "demo": ("report.report_cli", "Show the page of a recorded campaign."),
         "run": ("campaign.run_cli", "Measure a campaign; other commands: run train, verify, data."),
         "diagnose": ("campaign.run_cli",
             "Answer one question about scaling, in about five minutes."),

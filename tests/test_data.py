@@ -40,7 +40,7 @@ def test_the_page_of_data_sets_has_what_the_sources_have():
     assert sorted(rows) == sorted(DATA)
     assert f"`{sample.FOLDER}/`" in rows[sample.NAME]
     assert data.DIGITS_FILE.name in rows["digits"]
-    assert f"{1797 - data.DIGITS_HELD_OUT:,}, {data.DIGITS_HELD_OUT};" in rows["digits"]
+    assert f"| {1797 - data.DIGITS_HELD_OUT:,} |" in rows["digits"]
     for name, archives in download.SOURCES.items():
         for archive in archives:
             place = archive.path if len(archives) == 1 else f"{Path(archive.path).parent}/"

@@ -187,7 +187,7 @@ def _targets():
     from lockstep.report.check.check_cli import check as gate
 
     lines = f"{gate.help}\n{gate.epilog}".splitlines()
-    return "\n".join(line for line in lines if re.fullmatch(r"\s*\w+ = .+", line))
+    return "\n".join(line for line in lines if re.fullmatch(r"\s+\w+ = .+", line))
 
 
 def _is_of_here(line):

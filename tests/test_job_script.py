@@ -640,7 +640,7 @@ def test_a_copy_of_the_image_that_differs_ends_the_job(node):
     stale.mkdir(parents=True, mode=0o555)
     os.utime(stale, (0, 0))
     ended = node.run(site=staged(node, stage_cache=str(node.folder / "my cache")))
-    assert (ended.returncode, "differs: 0123abcd, not ffff" in ended.stderr) == (1, True)
+    assert (ended.returncode, "has SHA-256 0123abcd, not ffff" in ended.stderr) == (1, True)
     assert is_clean(node)
     assert not node.has_measured
     assert staging_of(node)["stage_in_s"] is None
