@@ -15,6 +15,7 @@ from lockstep import content
 from lockstep.cli import lockstep
 from lockstep.core import formats
 from lockstep.core.studies import LADDERS
+from lockstep.report.load import recorded
 from lockstep.report.pack import choices, pack_cli, texts
 from lockstep.report.pack.choices import plan_node_hours
 from lockstep.report.words import lines
@@ -169,6 +170,62 @@ def test_steps_take_the_mean_measured_on_as_many_nodes_and_are_never_extrapolate
         ValueError, match=r"production series .* measured on 64 nodes, only on \[1\]"
     ):
         run(folder, "--proposal", "generic", "--despite", "--work", plan)
+
+
+WORK = """schema = 1
+[[runs]]
+type = "Ablations"
+nodes = 4
+steps = 1000
+[statements]
+io = "Our own."
+introduction = "More."
+"""
+
+
+def test_the_text_claims_only_what_was_measured_and_its_card_fits_the_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(texts, "WIDTH", 60)
+    (shipped, *_) = recorded.list_shipped().values()
+    recorded.unpack(shipped, tmp_path / "demo")
+    work, to = tmp_path / "work.toml", tmp_path / "pack"
+    work.write_text(WORK)
+    asked = ("--proposal", "development", "--work", work, "--despite", "--to", to)
+    ended = run(tmp_path / "demo", *asked)
+    assert "does not use these [statements]: introduction\n" in ended.output
+    text = (to / "proposal.md").read_text()
+    lost = "101 ms (94.7 to 107) of a 254 ms step are spent waiting for communication"
+    assert f"In strong scaling on 4 ranks, {lost}." in text
+    assert "overlap is 10.8 % on 2 ranks, 9.2 % on 4 ranks" in text
+    assert "On 4 ranks, only global batch 128 is shown to reach 70 %" in text
+    assert "use 4 ranks at global batch 64, where efficiency is 53.0 %, below 70 %." in text
+    assert "then 1 step that runs freely" in text
+    card = re.findall(r"^    (.*)$", text, re.MULTILINE)
+    assert any(line.startswith("trust") for line in card)
+    assert max(map(len, card)) <= 60
+    assert "lockstep run" not in text
+
+
+def test_a_step_without_an_all_reduce_alone_has_no_overlap(tmp_path):
+    folder = strong_tree(tmp_path / "good")
+    run(folder, "--proposal", "generic")
+    text = (tmp_path / "good-generic" / "proposal.md").read_text()
+    assert "backward pass hides was not measured" in text
+
+
+def test_an_unknown_statement_is_refused_with_the_known_ones_which_the_guide_lists(tmp_path):
+    work = tmp_path / "work.toml"
+    work.write_text('schema = 1\n[statements]\nobjectivs = "x"\n')
+    folder = strong_tree(tmp_path / "good")
+    with pytest.raises(ValueError, match=r"'statements.objectivs'; known keys .* objectives,"):
+        run(folder, "--proposal", "eurohpc", "--work", work)
+    guide = (content.ROOT / "docs" / "how-to" / "proposal.md").read_text()
+    listed = re.findall(r"^```text\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)[-1]
+    keys = {}
+    for form, line in re.findall(r"^(\w+) (.*(?:\n .*)*)", listed, re.MULTILINE):
+        same = re.match(r" *the same(?: as eurohpc)?,", line)
+        own = set(re.findall(r"\w+", line[same.end() :] if same else line))
+        keys[form] = own | (keys["eurohpc"] if same else set())
+    assert keys == {form: set(choices.parts(form)) for form in pack_cli.FORMS}
 
 
 def latex(folder, name="proposal.tex"):

@@ -10,6 +10,7 @@ not measured on that number of nodes is refused, never extrapolated.
 """
 
 import math
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -111,6 +112,27 @@ def read_planned_runs(source: str | None) -> Work:
         ValueError: The file cannot be read, or has a value that is not allowed.
     """
     return inputs.load(source, Work, BUILT_IN) if source else Work.model_validate({})
+
+
+def parts(programme: str) -> list[str]:
+    """Return the parts of a form, which are its keys of `[statements]`."""
+    form = tomllib.loads((FOLDER / f"{programme}.toml").read_text(encoding="utf-8"))
+    return [part for section in form["sections"] for part in section.get("parts", [])]
+
+
+def unused_statements(work: Work, source: str, programme: str, forms: Sequence[str]) -> list[str]:
+    """Return the keys of `[statements]` that only other forms have.
+
+    Raises:
+        ValueError: No form has a key.
+    """
+    known = list(dict.fromkeys(part for form in forms for part in parts(form)))
+    if wrong := next((key for key in work.statements if key not in known), None):
+        raise ValueError(
+            f"{source}: unknown key 'statements.{wrong}'; known keys of [statements]: "
+            f"{', '.join(known)}"
+        )
+    return [key for key in work.statements if key not in parts(programme)]
 
 
 MAX_SERIES = 2  # tables that two pages hold; numbers.json has the others
@@ -218,6 +240,7 @@ class Milestone:
         source: Where the time comes from: steps at the measured or at a given time, given hours,
             or given node-hours.
         step_s: Mean time of a step, measured on `world_size` ranks.
+        efficiency: Parallel efficiency of the point where the step was measured.
     """
 
     type: str
@@ -232,6 +255,7 @@ class Milestone:
     world_size: int | None = None
     case: str | None = None
     global_batch: int | None = None
+    efficiency: float | None = None
 
 
 @dataclass(frozen=True)
@@ -282,6 +306,7 @@ def _milestone(run: Run, work: Work, series: Series, production: Point) -> Miles
         run.type, code, source, num_runs, run.nodes, run.steps, step_s, hours,
         num_runs * hours * run.nodes, point.world_size if point else None,
         series.case if point else None, point.rows[0].global_batch if point else None,
+        point.parallel_efficiency if point else None,
     )  # fmt: skip
 
 

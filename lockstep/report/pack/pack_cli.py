@@ -52,6 +52,7 @@ def write(
 
     results, series = evaluation.results, evaluation.series
     work = choices.read_planned_runs(pack["work"])
+    unused = choices.unused_statements(work, pack["work"] or "", pack["proposal"], FORMS)
     chosen = choices.choose(series, work.production, threshold)
     # An unchanged copy of the example is no plan of the applicant's either.
     is_example = bool(pack["work"]) and work == choices.read_planned_runs("example")
@@ -98,6 +99,9 @@ def write(
     }
     for path in texts.write(folder, *redact((text, specs, numbers))):
         click.echo(click.format_filename(path))
+    if unused:
+        named = ", ".join(unused)
+        click.echo(f"the form {programme} does not use these [statements]: {named}", err=True)
     if plan is None:
         click.echo("the pack has no milestones: give your plans with --work (see --help)", err=True)
     return 0

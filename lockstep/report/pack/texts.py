@@ -7,6 +7,7 @@ part. A text is sections of blocks, dicts of kind `text`, `lines`, `table` or `f
 
 import json
 import re
+import textwrap
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -20,12 +21,13 @@ from lockstep.core.files import write_atomically
 from lockstep.core.formats import counted, in_words, listed, number, percent
 from lockstep.core.metrics import GIGA
 from lockstep.core.record import Basis
+from lockstep.report.compute import quantities
 from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series
 from lockstep.report.load.results import Results
 from lockstep.report.pack.choices import FOLDER, Budget, Chosen, Objection, Work
 from lockstep.report.page import figures, parts
 from lockstep.report.page.parts import CELLS, MILLI, shown
-from lockstep.report.words import lines, method
+from lockstep.report.words import headline, lines, method
 from lockstep.report.words.verdict_card import Judged
 
 NUMBERS = "numbers.json"
@@ -34,6 +36,7 @@ REFERENCES = "references.bib"
 COST_SAMPLES = 1e6
 STALLS = 1.05  # mean / median step; above it, stalls cost node-hours that the median hides
 MAX_NAMED = 6  # objections that a text names
+WIDTH = 96  # letters of a line of the card; more would leave the page
 MARK = "\u25a0"  # a month in which something is done
 SOFTWARE = {
     "torch": "PyTorch", "cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL", "driver": "driver",
@@ -64,6 +67,7 @@ def document(
         "is_comparison": extra is not None,
         "work": work, "chosen": chosen, "production": production, "row": row, "plan": plan,
         "jobs": jobs, "noun": noun, "goal": f"{100 * threshold:.0f} %",
+        "threshold": threshold,
         "campaign": {"name": None} | results.campaign, "on_cpus": results.on_cpus,
         "measured_on": f"The results were measured on {devices}, {days}, in "
         f"{counted(len(results.launches), 'launch')}",
@@ -98,6 +102,11 @@ def document(
             f"{each.global_batch} of the production series"
             for each in (plan.milestones if plan else ()) if each.source == "measured"
         ],
+        "overlaps": [
+            f"{percent(share)} % on {counted(point.world_size, noun)}"
+            for point in chosen.series.points if not point.blocked_by
+            if (share := quantities.pool(point.rows, "overlap")[0]) is not None
+        ],
         "num_planned": len(planned) or len(results.launches),
         "num_resumed": sum(len(each.facts.get("sessions") or []) > 1 for each in results.launches),
         "kept_beside": [
@@ -118,18 +127,26 @@ def document(
         texts = [re.sub(r"[ \n]+", " ", paragraph).strip() for paragraph in paragraphs]
         return [text for text in texts if text]
 
-    def ladder(curve: Series) -> Block:
+    def ladder(curve: Series) -> list[Block]:
         is_smallest = all(point.world_size >= curve.baseline for point in curve.points)
         (caption,), (note,) = sentences("caption", curve), sentences("baseline", curve, is_smallest)
-        return _point_table(curve, production, caption, _scaling_columns(curve, title), note)
+        drawn = _point_table(curve, production, caption, _scaling_columns(curve, title), note)
+        judged = headline.judge(curve, threshold)
+        lost = judged.lost if parts.sound([curve]) else ""
+        size = counted(judged.loss_point.world_size, noun)
+        text = {"kind": "text", "text": f"In {curve.row.study} scaling on {size}, {lost}."}
+        return [drawn, *([text] if lost else [])]
 
     dated = [run for run in work.runs if run.start_month is not None]
     drawn: dict[str, Callable[[], list[Block]]] = {
-        "[[ladders]]": lambda: [ladder(curve) for curve in chosen.shown],
-        "[[production ladder]]": lambda: [ladder(chosen.series)],
+        "[[ladders]]": lambda: [block for curve in chosen.shown for block in ladder(curve)],
+        "[[production ladder]]": lambda: ladder(chosen.series),
         "[[figures]]": lambda: [*map(figure, specs)],
         "[[card]]": lambda: (
-            [{"kind": "lines", "title": card.title, "lines": card.lines()}] if card else []
+            [{"kind": "lines", "title": card.title, "lines": [
+                part for line in card.lines(has_next=False)
+                for part in textwrap.wrap(line, WIDTH, subsequent_indent=" " * 10)
+            ]}] if card else []
         ),
         "[[gantt]]": lambda: [_gantt(dated)] if dated else [],
         "[[milestones]]": lambda: [_milestones(plan)] if plan else [],

@@ -84,9 +84,19 @@ class Headline:
 
     @property
     def loses(self) -> str:
-        """The milliseconds lost and their cause; empty if unknown."""
-        point, why, lost = self.loss_point, self.why, ""
+        """The efficiency, the milliseconds lost and their cause; empty if unknown."""
+        point = self.loss_point
         if point is self.series.base:
+            return ""
+        efficiency = f"{percent(point.parallel_efficiency)} %"
+        falls = f"on {counted(point.world_size, self.series.noun)} {efficiency}"
+        return ", ".join(filter(None, (falls if point is not self.point else "", self.lost)))
+
+    @property
+    def lost(self) -> str:
+        """The milliseconds lost and their cause; empty if unknown, and at the baseline."""
+        why, lost = self.why, ""
+        if self.loss_point is self.series.base:
             return ""
         if why is not None:
             part = why.named[0] if why.kind == "named" else why.loss
@@ -98,9 +108,7 @@ class Headline:
                 lost = "little is lost"
             elif why.kind == "open" and why.loss.seconds <= 0:
                 lost = "no loss against the baseline is shown"
-        efficiency = f"{percent(point.parallel_efficiency)} %"
-        falls = f"on {counted(point.world_size, self.series.noun)} {efficiency}"
-        return ", ".join(filter(None, (falls if point is not self.point else "", lost)))
+        return lost
 
     @property
     def cause(self) -> str:

@@ -38,9 +38,10 @@ def timing(results: Results, points: Sequence[Point]) -> list[str]:
     warm = f"after untimed warm-up (rounds: {span_of(counts)}), " if is_warm else ""
     is_ordered = results.campaign.get("launches") and launches != "1"
     order = ", interleaved over sizes in random order" if is_ordered else ""
+    run = "runs" if steps == "1" else "run"
     return [
         f"Timers around the main loop (Lockstep {version}): {warm}a round is an untimed barrier, "
-        f"then {steps} {_noun(steps, 'step')} that run freely and one device synchronisation, "
+        f"then {steps} {_noun(steps, 'step')} that {run} freely and one device synchronisation, "
         "read from a monotonic clock. Each rank keeps its own time, and a round lasts as long as "
         "its slowest rank. Start-up, data generation and checks are not timed.",
         f"A launch is a new process group and has {rounds} timed {_noun(rounds, 'round')} of each "
