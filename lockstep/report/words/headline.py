@@ -99,8 +99,10 @@ class Headline:
             elif why.kind == "open" and why.loss.seconds <= 0:
                 lost = "no loss against the baseline is shown"
         efficiency = f"{percent(point.parallel_efficiency)} %"
+        if point.efficiency_interval:
+            efficiency += f" ({percent_span(point.efficiency_interval)})"
         falls = f"on {counted(point.world_size, self.series.noun)} {efficiency}"
-        return ", ".join(filter(None, (falls if point is not self.point else "", lost)))
+        return "; ".join(filter(None, (falls if point is not self.point else "", lost)))
 
     @property
     def cause(self) -> str:
