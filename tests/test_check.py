@@ -238,7 +238,7 @@ def test_every_seed_has_a_source_and_a_place():
 
 def test_errors_come_first_and_end_with_1_and_warnings_alone_with_0(tmp_path):
     one = run(PLANTED["no single rank"].make(tmp_path / "warned"))
-    assert one.stdout.splitlines()[-1] == "0 errors, 1 warning on 1 point"
+    assert one.stdout.splitlines()[-1] == "0 errors, 1 warning on 1 of 3 points"
     assert one.exit_code == 0
     long = f"strong[{'x' * 120}]"
     failed = [{"case": case, "reason": "out of memory " * 20} for case in ("strong[64]", long)]

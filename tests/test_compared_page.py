@@ -8,6 +8,7 @@ from functools import partial
 import commands
 import pytest
 from data.report_samples import document, provenance, record, strong_tree, write
+from planted import cited, table
 
 from lockstep.core.formats import DASH
 from lockstep.report.compare import compared_page, outcome
@@ -174,6 +175,17 @@ def test_a_page_takes_the_place_of_a_comparison_alone_and_names_no_host(tmp_path
         assert "secret" not in text
         assert str(tmp_path) not in text
         assert "OMP_NUM" not in text
+
+
+def test_imported_tables_are_never_to_be_measured(tmp_path):
+    tree, one, other = strong_tree(tmp_path / "tree"), tmp_path / "one", tmp_path / "other"
+    rates = {1: 10, 2: 19}
+    folders = [cited(folder, table(rates, table_id=folder.name)) for folder in (one, other)]
+    with pytest.raises(ValueError, match=r"no point in common.*; use lockstep report A B, which"):
+        run(tree, folders[0])
+    told = " ".join(run(*folders).stdout.split())
+    assert "next: Read the ratios as they are: imported values" in told
+    assert "five launches" not in told
 
 
 def test_what_cannot_be_compared_or_written_is_refused(tmp_path):

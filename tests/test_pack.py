@@ -127,6 +127,8 @@ def test_evidence_needs_no_force_and_the_production_row_is_the_largest_good_size
     text = (tmp_path / "good-generic" / "proposal.md").read_text()
     assert re.search(r"^\| \*\*2\*\* \| \*\*1\*\* \| \*\*64\*\*", text, re.MULTILINE)
     assert "no evidence for a proposal" not in text
+    figure = (tmp_path / "good-generic" / "figures" / "strong-efficiency.svg").read_text()
+    assert (figure.count("Basis:"), "\u2026" in figure) == (1, False)
     assert run(folder, "--proposal", "generic").return_value == 0  # its own folder again
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").touch()

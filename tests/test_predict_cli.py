@@ -1,4 +1,5 @@
 import json
+import re
 
 import published
 import pytest
@@ -36,6 +37,26 @@ def test_a_measured_ladder_is_predicted_in_samples_per_second(ladder):
     assert (found["metric"], found["unit"]) == ("throughput", "images/s")
     assert (found["level"], found["model"], found["refused"]) == (0.9, "amdahl", None)
     assert done.return_value == 0
+
+
+def test_a_prediction_in_words_names_the_case_and_has_speed_up_efficiency_and_step_time(ladder):
+    first, _, gain, share, step, *_ = run(predict, ladder, "--at", 16).stdout.splitlines()
+    assert first.startswith("strong mlp, global_batch=64: 2560 images/s at 16 (throughput; ")
+    assert gain.startswith("speed-up over 1 rank: 4.00 (")
+    assert share.startswith("parallel efficiency: 25.0 % (")
+    assert step.startswith("step time: 25.0 ms (")
+
+
+@pytest.mark.parametrize("scaling", ["strong", "weak"])
+def test_a_time_that_is_predicted_has_the_speed_up_of_its_own_interval(tmp_path, scaling):
+    folder = imported(tmp_path, table({1: 8, 2: 4, 4: 2}, "time", "s", scaling=scaling))
+    found = json.loads(run(predict, folder, "--at", 8, "--json").stdout)
+    out = " ".join(run(predict, folder, "--at", 8).stdout.split())
+    gain, low, high = re.search(r"over 1 device: (\S+) \((\S+) to (\S+)\)", out).groups()
+    work = 1 if scaling == "strong" else 8
+    ends = [8 * work / found[name] for name in ("value", "high", "low")]
+    assert [float(gain), float(low), float(high)] == pytest.approx(ends, abs=0.01)
+    assert "step time" not in out
 
 
 def test_a_table_that_does_not_state_its_scaling_is_told_what_is_assumed(tmp_path):

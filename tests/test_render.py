@@ -25,7 +25,7 @@ from lockstep.report.page import content_of_page, parts
 from lockstep.report.page.content_of_page import CPU_BAND, page
 from lockstep.report.page.render import embed, html
 from lockstep.report.page.settings import settings_panel
-from lockstep.report.words import headline, next_step
+from lockstep.report.words import headline, method, next_step
 
 HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)> & \"q\""
 
@@ -148,6 +148,23 @@ def test_a_size_is_called_good_where_its_whole_interval_is_and_else_launches_are
     assert ("; not shown at" in tile["note"]) == (size == "not shown")
     assert ("on the GPUs" in data["next"]) == (device == "cpu")
     assert asked in data["next"] or data["next"] == next_step.ON_GPUS
+
+
+def test_a_loss_has_the_interval_of_its_efficiency_and_noise_its_studies(tmp_path):
+    steps = {1: (0.1, 0.1001), 2: (0.0525, 0.0526), 4: (0.05, 0.0501)}
+    (series,) = series_of(load([strong_tree(tmp_path / "quiet", steps)]).rows)
+    assert re.match(r"on 4 ranks 50\.0 % \(\S+ to \S+\)(;|$)", headline.judge(series, 0.7).loses)
+    steps = {1: (0.1, 0.13, 0.105), 2: (0.06, 0.045, 0.08)}
+    said = data_of(strong_tree(tmp_path / "noisy", steps))["warnings"]
+    assert [text for text in said if text.endswith("wider than a factor of 1.5 (in strong)")]
+
+
+def test_nodes_of_a_cited_table_are_none_of_those_measured(tmp_path):
+    row = load([strong_tree(tmp_path)]).rows[0]
+    rows = [
+        dataclasses.replace(row, num_nodes=n, origin=o) for n, o in ((2, "measured"), (16, "cited"))
+    ]
+    assert method.nodes(rows) == "up to 2 nodes"
 
 
 def test_the_trust_of_a_headline_counts_the_points_that_the_check_warns_of(tmp_path):

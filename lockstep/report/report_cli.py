@@ -190,7 +190,7 @@ def _write_page(
     render.write(page, target)
     click.echo("\n".join(console.verdict(page)))
     where = "; the page and lockstep check list them" if evaluation.findings else ""
-    click.echo(f"check: {checker.counts(evaluation.findings)}{where}")
+    click.echo(f"check: {checker.counts(evaluation.findings, evaluation.results)}{where}")
     click.echo(f"report: {click.format_filename(target)}")
     click.echo(f"open it in a browser: {target.resolve().as_uri()}")
     if formats:

@@ -81,11 +81,12 @@ def check(
         ctx.exit(_judge(paths, targets, against, allowed, as_json=as_json))
     if against is not None or allowed:
         raise click.UsageError("--against and --allow need --targets")
-    findings = checker.check(gather(paths))
+    results = gather(paths)
+    findings = checker.check(results)
     if as_json:
         _print_json({"findings": [finding.record() for finding in findings]})
     else:
-        click.echo("\n".join([*checker.lines(findings), checker.counts(findings)]))
+        click.echo("\n".join([*checker.lines(findings), checker.counts(findings, results)]))
     ctx.exit(exit_code(findings))
 
 

@@ -158,14 +158,16 @@ def say_unread(results: Results) -> None:
         click.echo(f"left out: {why}", err=True)
 
 
-def counts(findings: Sequence[Finding]) -> str:
+def counts(findings: Sequence[Finding], results: Results) -> str:
     """Return the number of errors, and of groups and points of warnings and notes, as text."""
+    known = {(row.case, row.world_size) for row in results.rows}
     texts = [counted(len(errors(findings)), "error")]
     for level in LEVELS[1:]:
         own = [finding for finding in findings if finding.level == level]
         points = _points(own)
         if own:
-            on = f" on {counted(len(points), 'point')}" if points else ""
+            of = f"{len(points)} of {counted(len(known), 'point')}"
+            on = f" on {of if points < known else counted(len(points), 'point')}" if points else ""
             texts.append(f"{counted(len(set(map(_key, own))), level)}{on}")
         elif level == "warning":
             texts.append("no warning")

@@ -214,7 +214,9 @@ def _appendix(comparisons: Sequence[Comparison], campaigns: Sequence[Campaign]) 
         *(f"Not read: {why}" for each in campaigns for why in each.results.unread),
     ]
     checked = {
-        each.letter: own for each in campaigns if (own := facts.findings_panel(each.findings))
+        each.letter: own
+        for each in campaigns
+        if (own := facts.findings_panel(each.findings, each.results))
     }
     of_check = [next(iter(checked.values())) | {
         "title": "Findings of the check",

@@ -214,7 +214,11 @@ def compare(
     if not keys:
         held = [formats.listed(map(str, side), 3) or "nothing" for side in points]
         hints = [f"pass --allow {name}" for name in allowing]
-        todo = " or ".join([*hints, "measure the same cases at the same world sizes"])
+        otherwise = "measure the same cases at the same world sizes"
+        sides_of = (a.rows, b.rows)
+        if any(side and all(r.origin != "measured" for r in side) for side in sides_of):
+            otherwise = "use lockstep report A B, which shows the curves beside each other"
+        todo = " or ".join([*hints, otherwise])
         raise ValueError(
             f"A and B have no point in common: A holds {held[0]}; B holds {held[1]}; {todo}"
         )

@@ -229,6 +229,12 @@ def advice(comparison: Comparison) -> str:
             "campaigns."
         ),
     }
+    if all(pair and "measured" not in {pair.a[0].origin, pair.b[0].origin}
+           for pair, _ in comparison.points):  # fmt: skip
+        unknown[BARE] = (
+            "Read the ratios as they are: imported values have no repeats, so their noise is "
+            "unknown."
+        )
     for kind in filter(summary.counts.__getitem__, unknown):
         return unknown[kind]
     if summary.kind == "differs":

@@ -484,8 +484,15 @@ def _refuse_open(table: Table, columns: Sequence[Column]) -> None:
     if not values and others:
         heads[others[0]] = "throughput (samples/s)"
     if "n" not in names and not {"nodes", "ranks_per_node"} <= names:
-        needed.append("no column gives the number of ranks; name one n, or gpus")
-        heads = {"": "n"} | heads
+        text, head = "no column gives the number of ranks; name one n, or gpus", "n"
+        if nodes := next((each.heading for each in columns if each.name == "nodes"), None):
+            text = (
+                f"column {nodes!r} alone does not give the number of GPUs; multiply it by the GPUs "
+                "per node, and write the products as a column gpus"
+            )
+            head = "gpus"
+        needed.append(text)
+        heads = {"": head} | heads
     for column in values:
         heading, is_time = column.heading, "time" in (column.metric or "")
         colons = [cell.count(":") for cell in column.cells]

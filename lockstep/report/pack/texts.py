@@ -188,12 +188,14 @@ def document(
         "This is no evidence for a proposal. The text was written despite "
         f"{counted(len(against), 'objection')}: {named}{more}."
     )
+    # A figure that states its basis needs it only once.
+    is_stated = any(spec.get("basis") for spec in specs)
     return {
         "title": form["title"],
         "slides": form.get("slides", False),
         "is_paper": form.get("paper", False),
         "against": despite if against else "",
-        "source": f"{context['measured_on']}. {context['basis_text']}",
+        "source": f"{context['measured_on']}. {'' if is_stated else context['basis_text']}".strip(),
         "sections": sections,
     }
 

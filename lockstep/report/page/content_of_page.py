@@ -50,7 +50,7 @@ def page(evaluation: Evaluation, threshold: float, command: str = "") -> dict[st
     method.put_basis(sections, results, series)
     # Panels of evidence follow those of the studies.
     sections += filter(None, (
-        facts.findings_panel(findings),
+        facts.findings_panel(findings, results),
         facts.flags(series),
         collective_tables.panel_of(results, series),
         facts.gaps_panel(results),
@@ -90,7 +90,7 @@ def worst_first(series: Sequence[Series]) -> list[Series]:
 
 def _top(evaluation: Evaluation, series: Sequence[Series], threshold: float) -> dict[str, Any]:
     results, findings = evaluation.results, evaluation.findings
-    checked = checker.counts(findings) if findings else ""
+    checked = checker.counts(findings, results) if findings else ""
     errors = checker.errors(findings)
     slowest = slow.slowest(row for row in results.split()[0] if row.origin == "measured")
     judged = verdict_card.judge(series, threshold)
@@ -301,10 +301,13 @@ def _warnings(evaluation: Evaluation) -> list[str]:
     flagged = headline.num_flagged(points)
     single = sum(p.num_launches == 1 for p in points if p.rows[0].origin == "measured")
     unequal = sum(any(f.kind == "unequal-threads" for f in curve.base.flags) for curve in series)
-    wide = sum(next_step.is_wide(point) for point in points)
+    wide = [curve.row.study for curve in series for p in curve.points if next_step.is_wide(p)]
     broken = sum(not launch.complete for launch in results.launches)
-    skewed = sum(abs((point.mean_over_median or 1.0) - 1) > NOTABLE for point in points)
-    noisy = "too noisy to say more, with " if wide > len(points) / 2 else ""
+    skewed = [
+        curve.row.study for curve in series for point in curve.points
+        if abs((point.mean_over_median or 1.0) - 1) > NOTABLE
+    ]  # fmt: skip
+    noisy = "too noisy to say more, with " if len(wide) > len(points) / 2 else ""
     lost = facts.gaps(results, lambda gap: gap.can_be_filled)
     off = f"with a mean step more than {100 * NOTABLE:.0f} % off the median"
     texts = [
@@ -312,10 +315,12 @@ def _warnings(evaluation: Evaluation) -> list[str]:
         (flagged, f"{flagged} of {counted(len(points), 'point')} flagged"),
         (unequal, f"{unequal} series whose ranks have different numbers of threads"),
         (single, f"{counted(single, 'point')} without repeat"),
-        (wide, f"{noisy}{counted(wide, 'interval')} wider than a factor of {next_step.WIDE:g}"),
-        (skewed, f"{counted(skewed, 'point')} {off}"),
+        (len(wide), f"{noisy}{counted(len(wide), 'interval')} wider than a factor of "
+         f"{next_step.WIDE:g} (in {listed(dict.fromkeys(wide), 4)})"),
+        (len(skewed), f"{counted(len(skewed), 'point')} {off} "
+         f"(in {listed(dict.fromkeys(skewed), 4)})"),
         (broken, f"{counted(broken, 'launch')} incomplete"),
         (len(results.unread), f"{len(results.unread)} unreadable"),
         (len(lost), counted(len(lost), "gap")),
-    ]
+    ]  # fmt: skip
     return [text for count, text in texts if count]

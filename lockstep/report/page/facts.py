@@ -326,7 +326,7 @@ def why_blocked(series: Series, findings: Sequence[Finding], left_out: Sequence[
     return f"no verdict, {evidence.blocked_text(rules)}." if rules else ""
 
 
-def findings_panel(findings: Sequence[Finding]) -> Panel | None:
+def findings_panel(findings: Sequence[Finding], results: Results) -> Panel | None:
     """Return all findings of the check; None without any."""
     if not findings:
         return None
@@ -337,8 +337,8 @@ def findings_panel(findings: Sequence[Finding]) -> Panel | None:
         for group in groups
     ]  # fmt: skip
     lead = (
-        f"{checker.counts(findings)}. An error makes a number wrong or not comparable and blocks "
-        "every verdict it touches; a warning limits what may be concluded."
+        f"{checker.counts(findings, results)}. An error makes a number wrong or not comparable and "
+        "blocks every verdict it touches; a warning limits what may be concluded."
     )
     columns = ("Level", "Rule", "Where", "Points", "What", "What to do")
     rules = Counter(finding.rule for finding in findings)

@@ -85,14 +85,13 @@ def predict(
     code = 0
     if at is not None:
         predicted = prediction.predict(ladder, at, level, force)
-        record, texts = predicted.record(), predict_record.prediction_text(predicted)
+        record, texts = predicted.record(), predict_record.prediction_text(series, predicted)
         code = 1 if predicted.refusal else 0
     elif wrong:
         rules = list(dict.fromkeys(finding.rule for finding in wrong))
         record = {"case": ladder.case, "recommendation": None, "blocked_by": rules}
-        texts = [
-            f"{ladder.case}: there is no prediction and no recommendation, {blocked_text(rules)}"
-        ]
+        name = predict_record.name_of(series)
+        texts = [f"{name}: there is no prediction and no recommendation, {blocked_text(rules)}"]
         code = 1
     else:
         is_enough = len(ladder.sizes) >= prediction.LEAST_SIZES

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from lockstep.core import formats
 from lockstep.core.formats import (
+    counted,
     in_words,
     listed,
     number,
@@ -277,18 +278,33 @@ def name_of(series: Series) -> str:
     return f"{series.row.study} {series.label}" if measured else series.label
 
 
-def prediction_text(prediction: Prediction) -> list[str]:
+def prediction_text(series: Series, prediction: Prediction) -> list[str]:
     """Return the lines that state the prediction of one size, or why it is refused."""
     ladder, at = prediction.ladder, prediction.at
     if prediction.refusal:
         return [f"not predicted: {prediction.refusal.text}", *_assumed(ladder)]
-    assert prediction.low and prediction.high and prediction.model
+    assert prediction.value and prediction.low and prediction.high and prediction.model
+    rates = [ladder.rate(at, x) for x in (prediction.value, prediction.low, prediction.high)]
+    rate, *ends = rates[0], min(rates), max(rates)
+    gains = [x / series.base.rate for x in (rate, *ends)]
+    shares = [gain * series.baseline / at for gain in gains]
+    base = counted(series.baseline, series.noun)
+    also = [
+        f"speed-up over {base}: {ratio(gains[0])} ({ratio_span((gains[1], gains[2]))})",
+        f"parallel efficiency: {percent(shares[0])} % ({percent_span((shares[1], shares[2]))})",
+    ]
+    if ladder.value_work is None and ladder.time_noun == "step":
+        work = 1 if ladder.fixed == "global" else at
+        slow, fast, ms = *(work / x * ladder.time_scale_s for x in ends), 1e3
+        step_s = work / rate * ladder.time_scale_s
+        also.append(f"step time: {number(step_s, scale=ms)} ms ({span((fast, slow), ms)})")
     used = ladder.sizes[used_from(ladder) :] if at > ladder.sizes[-1] else ladder.sizes
     lines = [
-        f"{ladder.case}: {number(prediction.value, 4)} {ladder.unit} at {at} "
+        f"{name_of(series)}: {number(prediction.value, 4)} {ladder.unit} at {at} "
         f"({ladder.metric}; predicted, not measured{ORIGINS[ladder.origin]})",
         f"{trimmed(100 * prediction.level)} % interval: "
         f"{span((prediction.low, prediction.high))} {ladder.unit}",
+        *also,
         f"rule: {prediction.model}, {MEANINGS[prediction.model]}, from {listed(used)}",
     ]
     if at in ladder.sizes:

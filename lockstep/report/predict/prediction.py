@@ -157,6 +157,11 @@ class Ladder:
             return rate * self.value_scale
         return (1 if self.value_work == "global" else at) / rate * self.value_scale
 
+    def rate(self, at: int, value: float) -> float:
+        """Return the rate of a value, as `value` does the other way round."""
+        # A value that is a time, work / rate, is its own inverse.
+        return value / self.value_scale if self.value_work is None else self.value(at, value)
+
     @cached_property
     def breaks(self) -> list[models.Break]:
         return models.breaks(self.sizes, self.repeats, self.nodes)

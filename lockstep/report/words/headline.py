@@ -89,8 +89,10 @@ class Headline:
         if point is self.series.base:
             return ""
         efficiency = f"{percent(point.parallel_efficiency)} %"
+        if point.efficiency_interval:
+            efficiency += f" ({percent_span(point.efficiency_interval)})"
         falls = f"on {counted(point.world_size, self.series.noun)} {efficiency}"
-        return ", ".join(filter(None, (falls if point is not self.point else "", self.lost)))
+        return "; ".join(filter(None, (falls if point is not self.point else "", self.lost)))
 
     @property
     def lost(self) -> str:

@@ -93,8 +93,9 @@ def _contents(basis: Basis) -> str:
 
 
 def nodes(rows: Iterable[Row]) -> str:
-    """Return the largest number of nodes of the rows, as text."""
-    most = max((row.num_nodes for row in rows if row.num_nodes), default=None)
+    """Return the largest number of nodes of the measured rows, as text."""
+    known = (row.num_nodes for row in rows if row.num_nodes and row.origin == "measured")
+    most = max(known, default=None)
     return f"up to {counted(most, 'node')}" if most else "an unknown number of nodes"
 
 
