@@ -295,9 +295,8 @@ def prediction_text(series: Series, prediction: Prediction) -> list[str]:
     ]
     if ladder.value_work is None and ladder.time_noun == "step":
         work = 1 if ladder.fixed == "global" else at
-        slow, fast, ms = *(work / x * ladder.time_scale_s for x in ends), 1e3
-        step_s = work / rate * ladder.time_scale_s
-        also.append(f"step time: {number(step_s, scale=ms)} ms ({span((fast, slow), ms)})")
+        step_s, slow, fast = (work / x * ladder.time_scale_s for x in (rate, *ends))
+        also.append(f"step time: {number(step_s, scale=1e3)} ms ({span((fast, slow), 1e3)})")
     used = ladder.sizes[used_from(ladder) :] if at > ladder.sizes[-1] else ladder.sizes
     lines = [
         f"{name_of(series)}: {number(prediction.value, 4)} {ladder.unit} at {at} "
