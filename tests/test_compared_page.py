@@ -50,8 +50,8 @@ def page(tmp_path):
 
 
 def test_the_document_of_an_optimisation_says_what_was_lost_tried_and_gained(measured, tmp_path):
-    sides = [shutil.copytree(measured / name, tmp_path / name) for name in ("fp32", "bf16")]
-    run(*sides, "--allow", "precision", "--document", tmp_path / "made")
+    sides = [shutil.copytree(measured / name, tmp_path / name) for name in ("fp32", "batch")]
+    run(*sides, "--allow", "batch", "--document", tmp_path / "made")
     text = (tmp_path / "made" / "proposal.md").read_text()
     headings = re.findall("^## (.*)$", text, re.MULTILINE)
     assert headings[2:6] == [
@@ -59,13 +59,13 @@ def test_the_document_of_an_optimisation_says_what_was_lost_tried_and_gained(mea
     ]  # fmt: skip
     lost, tried, gained = (text.split(f"## {name}")[1].split("\n## ")[0] for name in headings[2:5])
     assert "Lost to" in lost
-    assert "| precision | fp32 | bf16 |" in tried
+    assert "| global batch | 64 | 128 |" in tried
     assert gained.count("interval") >= 2
     figures = re.findall(r"figures/([a-z0-9-]+)\.svg", gained)
     assert [name.partition("-")[0] for name in figures] == ["strong", "weak"]
     svg = (tmp_path / "made" / "figures" / f"{figures[0]}.svg").read_text()
     assert ">A, fp32<" in svg
-    assert ">B, bf16<" in svg
+    assert ">B, batch<" in svg
     numbers = json.loads((tmp_path / "made" / "numbers.json").read_text())
     assert {each["world_size"] for each in numbers["losses"]} == {2}
     with pytest.raises(ValueError, match="--document compares two sides"):

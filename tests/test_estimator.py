@@ -16,7 +16,7 @@ from lockstep.report.words.console import console_table
 LADDERS = ("strong", "weak")
 
 
-@pytest.fixture(scope="module", params=["fp32", "bf16"])
+@pytest.fixture(scope="module", params=["fp32", "batch"])
 def told(measured, request):
     """What was really measured, in three launches a size and in two, and what is made of it."""
     results = gather([measured / request.param])
