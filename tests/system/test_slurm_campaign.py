@@ -499,7 +499,7 @@ def test_an_array_over_a_script_of_ones_own_is_one_table_with_curves(folder):
     text = (ROOT / "examples" / "commands" / "sweep.toml").read_text()
     assert "repeats = 3" in text
     text = text.replace("repeats = 3", "repeats = 1").replace('"sweep"', '"campaign"')
-    text = text.replace("descent.py", str(folder / "descent.py"))
+    text = text.replace("python descent.py", f"python3 {folder}/descent.py")
     write(folder / "campaign.toml", text + '[jobs]\nallocation = "array"\n')
     shutil.copy(ROOT / "examples" / "commands" / "descent.py", folder)
     give(folder)
