@@ -29,7 +29,7 @@ LIMIT_BYTES = 16 * files.LIMIT_BYTES
 # How a journal of a launch, or of submissions, begins.
 _HEADS = (b'{"kind": "launch"', b'{"uuid": "')
 # What to do about a corrupt journal: never delete the file, else its good lines are lost.
-_TODO = "restore a complete copy of the file, or move its folder away to start again"
+_RESTORE = "restore a complete copy of the file, or move its folder away to start again"
 # How the line of a case that has ended begins.
 _ENDED = tuple(f'{{"kind": "{kind}"'.encode() for kind in ENDS)
 # Facts of a launch that no later session of it changes.
@@ -201,10 +201,10 @@ def _entry(line: bytes, where: str) -> dict[str, Any]:
     try:
         entry = files.parse(line)
     except ValueError as error:
-        raise ValueError(f"{where}: not a journal line: {error}; {_TODO}") from error
+        raise ValueError(f"{where}: not a journal line: {error}; {_RESTORE}") from error
     if not isinstance(entry, dict):
         raise ValueError(
-            f"{where}: not a journal line: {str(entry)[:80]!r} is not a JSON object; {_TODO}"
+            f"{where}: not a journal line: {str(entry)[:80]!r} is not a JSON object; {_RESTORE}"
         )
     return entry
 
@@ -239,10 +239,10 @@ def _current_of(path: Path) -> list[dict[str, Any]]:
                 noun = "an object" if needed is dict else needed.__name__
                 raise ValueError(
                     f"{path}: {name} of a {kind} line is {str(entry.get(name))[:80]!r}, but "
-                    f"must be {noun}; {_TODO}"
+                    f"must be {noun}; {_RESTORE}"
                 )
         if kind == "launch" and not files.are_texts(entry["expected"]):
-            raise ValueError(f"{path}: a launch line does not list its expected cases; {_TODO}")
+            raise ValueError(f"{path}: a launch line does not list its expected cases; {_RESTORE}")
     return entries
 
 
