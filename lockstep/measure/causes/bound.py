@@ -188,7 +188,7 @@ CONFIDENCE = 0.95
 LITTLE = 0.1
 # Least share of a step that makes a cause its bottleneck.
 BOUND = 0.25
-# Turns that take this share longer than the rounds show no cause, see `Bound.was_busy`.
+# Turns that take this much longer or shorter than the rounds show no cause, see `Bound.is_unlike`.
 BUSY = 0.25
 RESAMPLES = 2000
 # Fewer launches give no useful interval.
@@ -324,10 +324,14 @@ class Bound:
         return largest if largest and self.named and not largest.is_shown else None
 
     @property
-    def was_busy(self) -> bool:
-        """Whether waits for cores, at least half of the excess, made the turns too long."""
+    def is_unlike(self) -> bool:
+        """Whether the turns are too unlike the rounds to say what the rounds' time goes to.
+
+        They are much shorter, or much longer while waits for cores are at least half of the excess.
+        """
         excess = self.beyond_rounds / (1 + self.beyond_rounds)  # as a share of the turns' step
-        return self.beyond_rounds >= BUSY and self.queued >= excess / 2
+        is_busy = self.beyond_rounds >= BUSY and self.queued >= excess / 2
+        return is_busy or self.beyond_rounds <= 1 / (1 + BUSY) - 1
 
     @property
     def lost_s(self) -> float:
@@ -338,12 +342,12 @@ class Bound:
         """Return the bottleneck scaled to the step of the timed rounds.
 
         If that median leaves out rare work, the median is kept beside the mean of the turns. If
-        the machine was busy during the turns, no cause is kept.
+        the turns are unlike the rounds, no cause is kept.
         """
         scale = step_s / self.step_s
         comes_rarely = self.rate and "imbalance" in {share.cause for share in self.named}
         turns = replace(self, beyond_rounds=1 / scale - 1)
-        if turns.was_busy:
+        if turns.is_unlike:
             bare = turns.without_causes()
             return replace(bare, step_s=step_s, compute_s=step_s, interval=interval)
         if (self.rare or comes_rarely) and turns.beyond_rounds >= NOTABLE:

@@ -76,7 +76,7 @@ def card(
         slowest: Text on the slow rank of several launches; `bound` has that of one launch.
         latest: Text on the rank of several launches whose input is late.
     """
-    if bound.was_busy:
+    if bound.is_unlike:
         return [headline(bound), _row("trust", _trust(bound))]
     if bound.late:
         latest = late_text(bound.late, hosts[bound.late.rank] if hosts else "")
@@ -101,10 +101,12 @@ def headline(bound: Bound) -> str:
     step, named = f"a step takes {_ms(bound.step_s)} ms", bound.named
     if bound.round_s:
         step += f" on average ({_ms(bound.round_s)} ms in the median round)"
-    if bound.was_busy:
+    if bound.is_unlike:
+        is_longer = bound.beyond_rounds > 0
+        why, less = ("was busy", "longer") if is_longer else ("changed", "less")
         return (
-            f"The machine was busy: {step} in the rounds, and {percent(bound.beyond_rounds)} % "
-            "longer in the turns that show causes. Measure again on a quiet machine."
+            f"The machine {why}: {step} in the rounds, and {percent(abs(bound.beyond_rounds))} % "
+            f"{less} in the turns that show causes. Measure again on a quiet machine."
         )
     if bound.kind == "open":
         return f"Not enough evidence: {step}; no cause is shown to take {percent(NOTABLE)} % of it."
@@ -226,13 +228,13 @@ def _trust(bound: Bound) -> str:
     texts = [f"{turns} of each variant in {launches}"]
     if is_single and not _has_interval(bound):
         texts.append("these are too few for intervals")
-    if abs(bound.beyond_rounds) >= NOTABLE and not bound.was_busy:
+    if abs(bound.beyond_rounds) >= NOTABLE and not bound.is_unlike:
         than = "longer" if bound.beyond_rounds > 0 else "shorter"
         texts.append(f"turns took {percent(abs(bound.beyond_rounds))} % {than} than the rounds")
     if bound.queued >= NOTABLE:
         waited_s = bound.queued * bound.step_s
         waited = f"ranks waited {_ms(waited_s)} ms a step for cores in use"
-        consequence = "no cause" if bound.was_busy else f"no other cause below {percent(LITTLE)} %"
+        consequence = "no cause" if bound.is_unlike else f"no other cause below {percent(LITTLE)} %"
         texts.append(f"{waited}, so {consequence} is named")
     if bound.excess >= NOTABLE:
         more = percent(bound.excess)

@@ -50,7 +50,8 @@ class Loss:
 
     Attributes:
         interval: The interval of the mean over launches, moved to the median.
-        parts: The loss to each cause, that of `own` first; they add up to `seconds`.
+        parts: The loss to each cause, that of `own` first; they add up to `seconds`. Empty if the
+            turns of the point or of the baseline are unlike its rounds.
     """
 
     step_s: float
@@ -136,10 +137,13 @@ def parts_and_loss(series: Series, point: Point) -> tuple[tuple[Part, ...], Loss
     """Return a point's step by cause, as on its card, and what it loses to the baseline.
 
     The first part, `own`, is what the card calls compute. All add up to the step of the tables.
-    There are none if the point is not divided, and no loss of the baseline.
+    There are none if the point is not divided or its turns are unlike its rounds, and no loss of
+    the baseline.
     """
     card = _bound(series, point, series.base)
-    return (_parts(card), _loss(series, point, card)) if card else ((), None)
+    if card is None or card.is_unlike:
+        return (), None
+    return _parts(card), _loss(series, point, card)
 
 
 def _parts(card: Bound) -> tuple[Part, ...]:
@@ -160,17 +164,19 @@ def _loss(series: Series, point: Point, card: Bound) -> Loss | None:
     whole loss, s - f s0, is that of `own`, so that 1 - loss / s is the efficiency.
     """
     step_s, base_s = point.step_s, series.base.step_s
-    here, base = _splits(point), _splits(series.base)
-    if not here or not base or point is series.base or step_s is None or base_s is None:
+    here, base, base_card = _splits(point), _splits(series.base), _bound(series, series.base, None)
+    if point is series.base or not (here and base and base_card and step_s and base_s):
         return None
     factor = _ideal(series, point)
     whole_s = step_s - factor * base_s
     mean_s, ends = _sum([(1.0, _steps(point)), (-factor, _steps(series.base))])
     moved = whole_s - mean_s  # moves the interval of the mean to the median
     interval = ends and (ends[0] + moved, ends[1] + moved)
-    of_base = pool_parts(series.base)
+    if card.is_unlike or base_card.is_unlike:
+        return Loss(step_s, whole_s, interval, ())
+    of_base = {part.cause: part for part in _parts(base_card)[1:]}
     lost = [
-        _less(part, factor, *of_base.get(part.cause, UNKNOWN))
+        _less(part, factor, of_base.get(part.cause))
         if part.cause in ("exposed", "imbalance", "input") else part
         for part in _parts(card)[1:]
     ]  # fmt: skip
@@ -182,36 +188,37 @@ def _loss(series: Series, point: Point, card: Bound) -> Loss | None:
     return Loss(step_s, whole_s, interval, (Part("own", own_s, of_own), *lost))
 
 
-def _less(part: Part, factor: float, base_s: float | None, base: Interval | None) -> Part:
-    """Return what of a part is lost to the baseline, which takes it for `base_s`."""
-    if base_s is None:
+def _less(part: Part, factor: float, of_base: Part | None) -> Part:
+    """Return what of a part is lost to the baseline, given the same part of the baseline."""
+    if of_base is None:
         return part
-    seconds, interval = part.seconds - factor * base_s, None
-    if part.interval and base:
-        middle = sum(part.interval) / 2 - factor * base_s
-        half = math.hypot(part.interval[1] - part.interval[0], factor * (base[1] - base[0])) / 2
+    less_s, interval = factor * of_base.seconds, None
+    if part.interval and of_base.interval:
+        (low, high), (base_low, base_high) = part.interval, of_base.interval
+        middle = (low + high) / 2 - less_s
+        half = math.hypot(high - low, factor * (base_high - base_low)) / 2
         interval = middle - half, middle + half
-    return replace(part, seconds=seconds, interval=interval)
+    return replace(part, seconds=part.seconds - less_s, interval=interval)
 
 
 def reason(series: Series, point: Point) -> Reason | None:
     """Return why a point loses time; None for the baseline, and for a point that is not divided.
 
-    The causes are those that `find_bottleneck` names, and `own` if its loss is shown and notable.
+    The causes are those of the card that are shown, and `own`, if the loss to each is shown and
+    notable. What the baseline has as well, such as waits for input, is not lost to scaling.
     """
     bottleneck = _bound(series, point, series.base)
     if bottleneck is None or (lost := _loss(series, point, bottleneck)) is None:
         return None
-    named = [Part(share.cause, share.seconds, share.interval) for share in bottleneck.named]
-    named += [
+    shown = {"own", *(share.cause for share in bottleneck.named)}
+    named = [
         part
-        for part in lost.parts
-        if part.cause == "own"
+        for part in sorted(lost.parts, key=lambda part: -part.seconds)
+        if part.cause in shown
         and part.seconds >= NOTABLE * lost.step_s
         and part.interval
         and part.interval[0] > 0
     ]
-    named.sort(key=lambda part: -part.seconds)
     kind: Kind = "named" if named and lost.seconds > 0 else "open"
     if lost.interval and lost.interval[1] < NOTABLE * lost.step_s:
         kind = "little"
@@ -219,13 +226,9 @@ def reason(series: Series, point: Point) -> Reason | None:
 
 
 def find_bottleneck(series: Series, point: Point) -> Bound | None:
-    """Return the bottleneck of a point; None if a launch timed no variant, or it is blocked.
-
-    A user's own test is judged without a baseline, as in `lockstep.explain`.
-    """
+    """Return the bottleneck of a point; None if a launch timed no variant, or it is blocked."""
     has_whole = all(FULL in row.rank_variant_s for row in point.rows)
-    base = None if series.row.is_own_test else series.base
-    return _bound(series, point, base) if has_whole else None
+    return _bound(series, point, series.base) if has_whole else None
 
 
 def _bound(series: Series, point: Point, base: Point | None) -> Bound | None:

@@ -348,10 +348,10 @@ def _cost_table(series: Series, hours: str) -> parts.Table:
 GROUP = "Where a step's time goes"
 LOSS_NOTE = (
     "The whole step is the step time of every table, a median of timed rounds. Its parts are those "
-    "of the card, scaled to it. They are means over turns of three kinds: the step, the step "
-    "without gradient synchronisation, and the latter on half of the batch. Compute is the time of "
-    "a rank that never waits, minus the other parts. A loss is a part's time minus its share of "
-    "the baseline's time, at least 0. A baseline of one rank separates DDP's own work from "
+    "of the card, scaled to this median. They are means over turns of three kinds: the step, the "
+    "step without gradient synchronisation, and the latter on half of the batch. Compute is the "
+    "time of a rank that never waits, minus the other parts. A loss is a part's time minus its "
+    "share of the baseline's time. A baseline of one rank separates DDP's own work from "
     "communication. DDP's own work and the fixed cost count only as far as more ranks do not share "
     "them."
 )
@@ -385,8 +385,8 @@ def _loss_table(series: Series) -> parts.Table | None:
         finding = f"{where} {'little is lost' if why.kind == 'little' else 'no cause is shown'}"
     if why and why.kind == "named":
         cause = why.named[0]
-        times = f"{parts.ms(cause.seconds)} of {number(why.loss.step_s * MILLI)} ms"
-        finding = f"{series.label} {where} {times} go to {NAMES[cause.cause]}"
+        times = f"{parts.ms(cause.seconds)} ms of a {number(why.loss.step_s * MILLI)} ms step"
+        finding = f"{series.label} {where} loses {times} to {NAMES[cause.cause]}"
     return parts.table(
         f"{GROUP}: {series.label}", columns, rows, 2, note=LOSS_NOTE, folded=True, group=GROUP,
         finding=finding,

@@ -8,7 +8,7 @@ from lockstep.core.formats import capital, counted, listed, number, percent, per
 from lockstep.core.studies import LADDERS
 from lockstep.measure.causes.bound import Cause
 from lockstep.report.compute import quantities
-from lockstep.report.compute.quantities import Reason
+from lockstep.report.compute.quantities import Loss, Part, Reason
 from lockstep.report.compute.scaling import Point, Series, compute_gain, no_interval
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.page import parts
@@ -101,11 +101,9 @@ class Headline:
         if self.loss_point is self.series.base:
             return ""
         if why is not None:
-            part = why.named[0] if why.kind == "named" else why.loss
-            interval = parts.ms_span(part.interval) if part.interval else "no interval"
-            step_ms = parts.ms(why.loss.step_s)
-            lost = f"{parts.ms(part.seconds)} ms ({interval}) of a {step_ms} ms step "
-            lost += self.cause if why.kind == "named" else "are lost, and no cause is shown"
+            cause = f"{_span(why.named[0])} {self.cause}" if why.named else "no cause is shown"
+            longer = f"a step takes {parts.ms(why.loss.step_s)} ms, {_span(why.loss)} longer than"
+            lost = f"{longer} the ideal step; {cause}"
             if why.kind == "little":
                 lost = "little is lost"
             elif why.kind == "open" and why.loss.seconds <= 0:
@@ -262,6 +260,12 @@ def _is_slower(point: Point, fast: Point) -> bool | None:
         return point.rate < fast.rate
     interval: Interval | None = compute_gain(fast.rate, fast.units, point, 1.0)["speedup_interval"]
     return interval and interval[0] > 1
+
+
+def _span(time: Part | Loss) -> str:
+    """Return a time with its interval."""
+    interval = parts.ms_span(time.interval) if time.interval else "no interval"
+    return f"{parts.ms(time.seconds)} ms ({interval})"
 
 
 def _why(point: Point) -> str:

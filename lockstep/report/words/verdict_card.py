@@ -143,7 +143,7 @@ def why_short(series: Series, point: Point, why: Reason | None) -> str | None:
     who = culprits(point)
     unknown = no_interval(point, series.base)
     first, *others = (
-        f"{ms(part.seconds)} ms ({ms_span(part.interval) if part.interval else unknown}) go "
+        f"{ms(part.seconds)} ms ({ms_span(part.interval) if part.interval else unknown}) are lost "
         f"to {NAMES[part.cause]}{who.get(part.cause, '')}"
         for part in why.named
     )
