@@ -18,7 +18,7 @@ from lockstep.report.compute.quantities import reason
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.results import Launch, Results, Row
 from lockstep.report.page.curves import ladder_panel, phase_table
-from lockstep.report.words import next_step, verdict_card
+from lockstep.report.words import headline, next_step, verdict_card
 
 NUM_TURNS = 8
 # Of three launches that differ by a thousandth.
@@ -277,8 +277,7 @@ def test_the_exposed_time_of_buckets_adds_to_that_of_the_step():
 
 def test_what_the_baseline_waits_for_its_input_too_is_told_apart_from_what_is_lost_to_it():
     def waiting(step, ranks):
-        variants = {"full": step, "resident": 0.6, "own": 0.6}
-        return step, {name: steady(seconds, ranks) for name, seconds in variants.items()}
+        return step, {name: steady(seconds, ranks) for name, seconds in waits(step).items()}
 
     series = ladder("weak", [(1, *waiting(1.0, 1)), (2, *waiting(1.1, 2))])
     here = series.points[1]
@@ -290,6 +289,23 @@ def test_what_the_baseline_waits_for_its_input_too_is_told_apart_from_what_is_lo
     made = ladder_panel("weak", [series], 0.7, "GPU-hours", {})
     (fold,) = [one for one in made["tables"] if one["caption"].startswith("Where a step's time")]
     assert fold["finding"].endswith("loses 100 ms of a 1100 ms step to waiting for input")
+
+
+def test_a_headline_names_the_loss_and_then_what_the_baseline_waits_for_as_well():
+    alone = {name: steady(seconds) for name, seconds in waits(full=1.0).items()}
+    both = {name: steady(seconds, 2) for name, seconds in waits(full=1.1, resident=0.7).items()}
+    series = ladder("weak", [(1, 1.0, alone), (2, 1.1, both)])
+    assert why(series) == ("named", ["exposed"])
+    shared = reason(series, series.points[1]).as_baseline
+    assert (shared.cause, shared.seconds) == ("input", pytest.approx(0.4))
+    assert quantities.find_bottleneck(series, series.points[1]).kind == "input"
+    assert headline.judge(series, 0.7).lost.endswith(
+        "are spent waiting for input, at the baseline as well"
+    )
+
+
+def waits(full, resident=0.6):
+    return {"full": full, "resident": resident, "own": 0.6}
 
 
 def test_a_point_that_loses_little_needs_no_reason():

@@ -181,7 +181,7 @@ def test_the_tile_of_a_loss_gives_all_of_it_and_its_cause_not_whoever_is_slow(
     (series,) = series_of(load([strong_tree(tmp_path)]).rows)
     judged = headline.judge(series, 0.7)
     assert not any(tile["label"].startswith("Lost") for tile in content_of_page.tiles(judged, ""))
-    why = Reason("named", Loss(0.04, 0.02, None, ()), (Part(cause, 0.015, None),))
+    why = Reason("named", Loss(0.04, 0.02, None, ()), (Part(cause, 0.015, None),), None)
     slowest = Slowest("node7", None, 3, 3, 1.12, (1.1, 1.14), is_elsewhere=True)
     monkeypatch.setattr(slow, "slowest", lambda _: slowest)
     tiles = content_of_page.tiles(dataclasses.replace(judged, why=why), "")

@@ -27,6 +27,9 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 # Causes that add up to the step.
 WHOLE: tuple[Cause, ...] = ("own", "imbalance", "contention", "exposed", "ddp", "input")
 
+# Causes of which the baseline's part is no loss; all others are a loss as a whole.
+OF_BASELINE: tuple[Cause, ...] = ("exposed", "imbalance", "input")
+
 PHASES = ("forward", "backward", "optimizer")
 # A value and its interval, and those of an unknown value.
 Ends = tuple[float | None, Interval | None]
@@ -68,11 +71,14 @@ class Reason:
         kind: `little`: the loss is below `NOTABLE` of the step; `named`: causes are established;
             `open`: there is not enough evidence.
         named: The established causes, largest first.
+        as_baseline: The first cause of the card, if the loss to another is larger, since the
+            baseline has it as well.
     """
 
     kind: Kind
     loss: Loss
     named: tuple[Part, ...]
+    as_baseline: Part | None
 
 
 def turns(row: Row) -> Turns | None:
@@ -177,7 +183,7 @@ def _loss(series: Series, point: Point, card: Bound) -> Loss | None:
     of_base = {part.cause: part for part in _parts(base_card)[1:]}
     lost = [
         _less(part, factor, of_base.get(part.cause))
-        if part.cause in ("exposed", "imbalance", "input") else part
+        if part.cause in OF_BASELINE else part
         for part in _parts(card)[1:]
     ]  # fmt: skip
     own_s, of_own = whole_s - sum(part.seconds for part in lost), None
@@ -222,7 +228,11 @@ def reason(series: Series, point: Point) -> Reason | None:
     kind: Kind = "named" if named and lost.seconds > 0 else "open"
     if lost.interval and lost.interval[1] < NOTABLE * lost.step_s:
         kind = "little"
-    return Reason(kind, lost, tuple(named))
+    first = bottleneck.named[0] if bottleneck.named else None
+    as_baseline = None
+    if first and first.cause in OF_BASELINE and (not named or named[0].cause != first.cause):
+        as_baseline = next(part for part in _parts(bottleneck) if part.cause == first.cause)
+    return Reason(kind, lost, tuple(named), as_baseline)
 
 
 def find_bottleneck(series: Series, point: Point) -> Bound | None:

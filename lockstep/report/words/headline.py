@@ -108,6 +108,8 @@ class Headline:
                 lost = "little is lost"
             elif why.kind == "open" and why.loss.seconds <= 0:
                 lost = "no loss against the baseline is shown"
+            if part := why.as_baseline:
+                lost += f"; {_span(part)} {PHRASES[part.cause]}, at the baseline as well"
         return lost
 
     @property
