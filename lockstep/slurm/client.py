@@ -122,7 +122,9 @@ def explain_refusal(stderr: str, user: str, ask: Callable[..., str], script: Pat
     return f"sbatch refused the job: {one_line(stderr)}; change {refusal.key} {refusal.where}{what}"
 
 
-Kind = Literal["no_cluster", "no_config", "no_controller", "late", "no_database", "not_trusted", "other"]
+Kind = Literal[
+    "no_cluster", "no_config", "no_controller", "late", "no_database", "not_trusted", "other"
+]
 # Set by `lockstep --verbose`: Slurm's own message follows ours.
 VERBOSE = "LOCKSTEP_VERBOSE"
 # sacct's message where slurm.conf has no AccountingStorageType.
@@ -356,9 +358,9 @@ def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
     if command[0] == "sacct":  # the only command that does not read SLURM_CLUSTERS
         command = (command[0], *cluster_options(), *command[1:])
     conf = environ.get("SLURM_CONF")
-    if conf and not Path(conf).is_file():  # Slurm's commands would wait a minute for it
+    if conf and not Path(conf).exists():  # Slurm's commands would wait a minute for it
         raise RuntimeError(
-            f"{command[0]} cannot run, because SLURM_CONF is {conf} and this is no file; unset it, "
+            f"{command[0]} cannot run, because SLURM_CONF is {conf}, which does not exist; unset it, "
             "or set it to the path of the cluster's slurm.conf"
         )
     try:

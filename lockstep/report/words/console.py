@@ -50,11 +50,11 @@ def point_lines(results: Results, series: Sequence[Series]) -> list[str]:
     bare = {
         no_interval(point, curve.base): point.num_launches
         for curve in _shown(series) for point in curve.points
-        if f"({formats.DASH})" in _relative(curve, point, _efficiency(curve, point))
+        if parts.NO_INTERVAL in _relative(curve, point, parts.efficiency_cell(point))
     }  # fmt: skip
     for why, num_launches in bare.items():
         needed = f"at least {max(FEWEST, num_launches + 1)} launches of each size"
-        lines += sentence(f"efficiency ({formats.DASH}): {why}; measure {needed}.", NARROWEST)
+        lines += sentence(f"efficiency {parts.NO_INTERVAL}: {why}; measure {needed}.", NARROWEST)
     # Hours for a number of samples use the mean step; a note says so.
     points = [point for curve in _shown(series) for point in curve.points if point.step_s]
     if not {point.device_hours_per for point in points} <= {None, "run"}:
@@ -121,7 +121,7 @@ def _cells(results: Results, shown: Sequence[Series]) -> tuple[list[str], list[l
         "n": [", ".join(filter(None, (str(p.world_size), curve.layout))) for curve, p in points],
         "speed-up": [_relative(curve, p, ratio(p.speedup)) for curve, p in points],
         "efficiency": [
-            _relative(curve, p, _efficiency(curve, p)) for curve, p in points
+            _relative(curve, p, parts.efficiency_cell(p)) for curve, p in points
         ],
         **hours,
         "throughput": [
@@ -151,16 +151,6 @@ def _relative(series: Series, point: Point, text: str) -> str:
     if is_alone or not series.is_compared:
         return formats.DASH
     return "baseline" if point is series.base else parts.ratio_cell(point, text)
-
-
-def _efficiency(series: Series, point: Point) -> str:
-    """Return the efficiency with its interval, a dash where launches show none."""
-    if series.row.origin != "measured":
-        return f"{percent(point.parallel_efficiency)} %"
-    if point.efficiency_interval is None:
-        return f"{percent(point.parallel_efficiency)} % ({formats.DASH})"
-    low, high = point.efficiency_interval
-    return f"{100 * point.parallel_efficiency:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
 
 
 def _throughput(series: Series, point: Point) -> str:

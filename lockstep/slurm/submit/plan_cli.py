@@ -91,7 +91,7 @@ def plan(overhead: float, budget: Budget | None, *, as_json: bool, **options: An
         commands = {"Next": words}
         if any(HOW in line for line in summary):
             first = [*words, f"--budget={todo.least_budget()}"]  # the last --budget counts
-            commands = {"First": first, "Then": words}
+            commands = {"First": first, "Next": words}
         for word, command in commands.items():
             click.echo(f"{word}: {before}{shlex.join(command)}")
 
