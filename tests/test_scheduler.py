@@ -79,7 +79,9 @@ def test_neither_a_job_around_us_nor_a_user_s_own_filters_reach_slurm(asked, mon
     question, job = slurm.ask("squeue"), (asked.folder / "job").read_text()
     for environment in (question, job):
         assert [name for name in foreign if f"{name}=" in environment] == []
-        assert {"SLURM_CONF=/dev/null", "OTHER=1", "SLURM_CLUSTERS=big"} <= set(environment.splitlines())
+        assert {"SLURM_CONF=/dev/null", "OTHER=1", "SLURM_CLUSTERS=big"} <= set(
+            environment.splitlines()
+        )
     assert "SLURM_TIME_FORMAT=%s" in question
     assert "SLURM_" not in job.replace("SLURM_CONF", "").replace("SLURM_CLUSTERS", "")
 
@@ -192,7 +194,9 @@ def test_a_refusal_names_the_key_and_what_there_is(tmp_path):
 
     text = f"{BANNER}sbatch: error: Invalid partition name\n"
     said = explain(text, ask, tmp_path)
-    assert said.endswith("; change partition in the site file (partitions: gpu, debug; asked cluster here)")
+    assert said.endswith(
+        "; change partition in the site file (partitions: gpu, debug; asked cluster here)"
+    )
     assert "\n" not in said
     assert explain(text, silent, tmp_path).endswith("; change partition in the site file")
 

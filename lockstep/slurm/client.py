@@ -360,8 +360,8 @@ def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
     conf = environ.get("SLURM_CONF")
     if conf and not Path(conf).exists():  # Slurm's commands would wait a minute for it
         raise RuntimeError(
-            f"{command[0]} cannot run, because SLURM_CONF is {conf}, which does not exist; unset it, "
-            "or set it to the path of the cluster's slurm.conf"
+            f"{command[0]} cannot run, because SLURM_CONF is {conf}, which does not exist; unset "
+            "it, or set it to the path of the cluster's slurm.conf"
         )
     try:
         limit_s = TIMEOUTS_S.get(command[0], TIMEOUT_S)

@@ -98,16 +98,16 @@ def _source(job: Job, command: Command) -> str:
 @BATCH.rule("TASKS-GPUS", "warning", "a rank drives only one GPU",
             "set --ntasks-per-node to the number of GPUs of a node")  # fmt: skip
 def tasks_against_gpus(job: Job) -> Iterator[Hit]:
-    alone, tasks, gpus = started_once(job), job.tasks_per_node() or 1, job.gpus_per_node() or 1
+    alone, own, on_node = started_once(job), job.tasks_per_node() or 1, job.gpus_per_node() or 1
     # Several programs may share the GPUs, and a program may start its own ranks.
     sources = [text for command in alone if (text := _source(job, command))]
     texts = [*(" ".join(command.tokens) for command in alone), *sources]
     is_shared = any(command.ends == "&" for command in alone) or any(map(SPAWNING.search, texts))
-    if alone and tasks < gpus and not is_shared:
-        fact = f"the job asks for {counted(tasks, 'task')} on a node with {counted(gpus, 'GPU')} "
-        fact += f"and leaves {gpus - tasks} idle: a rank drives only one GPU"
-        action = f"set --ntasks-per-node={gpus}, and start the program with srun"
-        is_sure = tasks > 1 or sources or OF_TORCH.search(job.text)
+    if alone and own < on_node and not is_shared:
+        fact = f"the job asks for {counted(own, 'task')} on a node with {counted(on_node, 'GPU')} "
+        fact += f"and leaves {on_node - own} idle: a rank drives only one GPU"
+        action = f"set --ntasks-per-node={on_node}, and start the program with srun"
+        is_sure = own > 1 or sources or OF_TORCH.search(job.text)
         yield Hit(alone[0].line, fact, action, None if is_sure else "note")
     for step in job.launches if OF_TORCH.search(job.text) else ():
         tasks, gpus = job.tasks_per_node(step), job.gpus_per_node(step)
