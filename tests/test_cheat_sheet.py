@@ -29,6 +29,6 @@ def test_every_file_that_measuring_leaves_is_explained(measured):
 
 
 def test_every_file_that_rendering_leaves_is_explained(tmp_path):
-    ended = lockstep("submit", "--by-hand", "ladder", "--site", "example", "--to", tmp_path)
+    ended = lockstep("submit", "--by-hand", "ladder", "--site", "testbed", "--to", tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert unnamed(tmp_path / "ladder") == []

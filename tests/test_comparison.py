@@ -199,11 +199,12 @@ def test_another_driver_or_image_is_what_one_compares_for_and_other_devices_are_
     b = strong_tree(tmp_path / "b", provenance=facts)
     made = compare(results(a), results(b))
     assert list(made.environment) == [
-        "image_sha256", "driver", "variable OMP_NUM_THREADS", "variable NCCL_ALGO",
+        "driver", "image_sha256", "variable OMP_NUM_THREADS", "variable NCCL_ALGO",
     ]  # fmt: skip
     assert made.environment["driver"] == (["570.1"], ["575.2"])
     assert made.environment["variable NCCL_ALGO"] == ([], ["Ring"])
     assert {"torch", "nccl", "cuda", "num_nodes"} <= set(made.same_facts)
+    assert {"torch", "nccl", "hosts"} <= {*made.same_facts[:8]}
     c = strong_tree(tmp_path / "c", provenance=provenance(device_names=["A100"]))
     with pytest.raises(ValueError, match="--allow device"):
         compare(results(a), results(c))

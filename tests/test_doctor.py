@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from click.testing import CliRunner
 from data.job_samples import SITE_FILE
 from stand_ins import lockstep
 
@@ -599,6 +600,17 @@ def test_a_queue_that_is_too_long_is_left(tmp_path, stand_in, monkeypatch, trap,
 
 
 # The command
+
+
+def test_long_checks_are_said_on_standard_error_but_not_to_a_program(monkeypatch):
+    def examine(_, say):
+        say("Threads")
+        say("Slurm")
+        return diagnosed()
+
+    monkeypatch.setattr(cluster_checks, "examine", examine)
+    said = [CliRunner().invoke(doctor_cli.doctor, flags).stderr for flags in ([], ["--json"])]
+    assert said == ["checking: Slurm\n", ""]
 
 
 @pytest.mark.slow

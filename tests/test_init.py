@@ -334,7 +334,7 @@ def test_force_replaces_a_file(tmp_path):
     (tmp_path / "campaign.toml").write_text("mine")
     assert lockstep(["--site", "example", "--force"], tmp_path, "/nowhere").returncode == 0
     assert campaigns.load(str(tmp_path / "campaign.toml")).world_sizes == (1, 2, 4, 8, 16)
-    assert sites.load(str(tmp_path / "site.toml")).name == "example"
+    assert sites.load(str(tmp_path / "site.toml"), is_draft=True).name == "example"
 
 
 def test_a_silent_controller_is_an_error_and_no_laptop(tmp_path, stand_in):

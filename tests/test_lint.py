@@ -323,7 +323,11 @@ CLEAN = [
     # As many ranks as tasks and GPUs.
     (f"{GPUS}srun hostname\nbash run.sh\npython3 train.py\n", "NO-SRUN error"),
     ("#SBATCH -N 1 -n 4 --gres=gpu:4\npython -m train\n", "NO-SRUN warning"),
-    ("#SBATCH -N 1 -n 1 --gres=gpu:4\npython train.py\n", ""),
+    ("#SBATCH -N 1 -n 1 --gres=gpu:4\npython train.py\n", "TASKS-GPUS note"),
+    ("#SBATCH -N 1 --gpus-per-node=4\npython train_ddp.py\n", "TASKS-GPUS warning"),
+    ("#SBATCH -N 1 -n 1 --gres=gpu:1\npython train.py\n", ""),
+    ("#SBATCH -N 1 -n 1 --gres=gpu:4\npython train.py --devices 4\n", ""),
+    ("#SBATCH -N 1 --gres=gpu:2\npython a.py &\npython b.py &\nwait\n", ""),
     (f"{GPUS}{KEPT} -n 1 python plot_ddp.py\n", ""),
     (f"{GPUS}{KEPT} --ntasks-per-node=2 python ddp.py\n", "TASKS-GPUS warning"),
     (f"{GPUS}{KEPT} -N 2 -n 4 bash -c 'python fsdp.py'\n", "TASKS-GPUS warning"),
@@ -365,6 +369,22 @@ def test_costly_and_wrong_launches_are_found_and_usual_ones_are_not(text, rule):
         f"{one.rule} {one.severity}" for one in findings(f"{HEAD}#SBATCH --job-name=a\n{text}")
     ]
     assert found == ([rule] if rule else [])
+
+
+def test_python_without_srun_is_told_of_its_tasks_and_of_its_gpus():
+    text = f"{HEAD}{TWO_NODES}#SBATCH --gpus-per-node=8\npython train_ddp.py\n"
+    assert names(text) == {"NO-SRUN", "TASKS-GPUS"}
+
+
+@pytest.mark.parametrize(("source", "severities"), [
+    ("from torch.nn.parallel import DistributedDataParallel\n", ["warning"]),
+    ("torch.multiprocessing.spawn(train, nprocs=4)\n", []),
+])  # fmt: skip
+def test_a_script_that_is_here_says_whether_it_starts_its_own_ranks(tmp_path, source, severities):
+    (tmp_path / "a.py").write_text(source)
+    text = f"{HEAD}#SBATCH -N 1 --gres=gpu:4\npython a.py\n"
+    found = judge(Job(str(tmp_path / "job.sh"), text), BATCH)
+    assert [one.severity for one in found] == severities
 
 
 def test_a_missing_folder_is_an_error_only_where_slurm_is_known_to_be_old():

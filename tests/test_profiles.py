@@ -15,6 +15,7 @@ from data.profile_samples import (
 )
 from data.report_samples import strong_tree
 
+from lockstep.cli import lockstep
 from lockstep.core.phases import Span, phases, phases_of
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.load.reading import load
@@ -254,6 +255,13 @@ def test_what_is_no_profile_is_refused_in_one_sentence(content, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_folder_is_refused_with_the_commands_that_read_folders(tmp_path):
+    ended = CliRunner().invoke(lockstep, ["explain", str(tmp_path)])
+    assert ended.exit_code == 2
+    for command in ("report", "check"):
+        assert f"lockstep {command} {tmp_path}" in ended.output
+
+
 def test_a_step_of_known_sleeps_and_its_card_name_the_same_phase(tmp_path):
     printed = profile_sleeps(tmp_path)
     found = read(tmp_path / "trace.json").phases

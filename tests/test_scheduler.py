@@ -36,6 +36,7 @@ scontrol: fatal: Could not establish a configuration source
     ("said", "kind"),
     [
         (NO_CONFIG, "no_config"),
+        ("squeue: error: No cluster 'main' known by database.\n", "no_cluster"),
         ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n",
          "no_controller"),
         ("slurm_load_jobs error: Socket timed out on send/recv operation\n", "late"),
@@ -56,10 +57,18 @@ def test_why_slurm_gives_no_answer_is_one_sentence_of_ours(asked, monkeypatch, s
         slurm.queue()
 
 
+def test_a_configuration_that_is_not_there_is_not_waited_for(asked, monkeypatch, tmp_path):
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "gone.conf"))
+    with pytest.raises(RuntimeError, match=r"SLURM_CONF is .*gone\.conf"):
+        slurm.queue()
+    assert asked.calls() == []
+
+
 def test_neither_a_job_around_us_nor_a_user_s_own_filters_reach_slurm(asked, monkeypatch):
     foreign = ("SLURM_MEM_PER_CPU", "SBATCH_QOS", "SQUEUE_STATES", "SACCT_FORMAT")
-    for name in (*foreign, "SLURM_CONF", "OTHER", "SLURM_CLUSTERS"):
+    for name in (*foreign, "OTHER", "SLURM_CLUSTERS"):
         monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("SLURM_CONF", "/dev/null")
     slurm.set_cluster("big")
     asked.act("squeue", "/usr/bin/env")
     asked.act("sbatch", f"/usr/bin/env >{asked.folder}/job; echo 7")
@@ -70,7 +79,9 @@ def test_neither_a_job_around_us_nor_a_user_s_own_filters_reach_slurm(asked, mon
     question, job = slurm.ask("squeue"), (asked.folder / "job").read_text()
     for environment in (question, job):
         assert [name for name in foreign if f"{name}=" in environment] == []
-        assert {"SLURM_CONF=1", "OTHER=1", "SLURM_CLUSTERS=big"} <= set(environment.splitlines())
+        assert {"SLURM_CONF=/dev/null", "OTHER=1", "SLURM_CLUSTERS=big"} <= set(
+            environment.splitlines()
+        )
     assert "SLURM_TIME_FORMAT=%s" in question
     assert "SLURM_" not in job.replace("SLURM_CONF", "").replace("SLURM_CLUSTERS", "")
 
@@ -173,6 +184,8 @@ def explain(text, answer, folder):
 
 def test_a_refusal_names_the_key_and_what_there_is(tmp_path):
     def ask(*command):
+        if command[0] == "scontrol":
+            return "ClusterName             = here\n"
         assert command[:2] == ("sinfo", "--noheader")
         return "gpu\ndebug\ngpu\n"
 
@@ -181,7 +194,9 @@ def test_a_refusal_names_the_key_and_what_there_is(tmp_path):
 
     text = f"{BANNER}sbatch: error: Invalid partition name\n"
     said = explain(text, ask, tmp_path)
-    assert said.endswith("; change partition in the site file (partitions: gpu, debug)")
+    assert said.endswith(
+        "; change partition in the site file (partitions: gpu, debug; asked cluster here)"
+    )
     assert "\n" not in said
     assert explain(text, silent, tmp_path).endswith("; change partition in the site file")
 

@@ -74,7 +74,7 @@ def test_a_screening_says_what_to_do():
 
 def test_a_node_whose_link_is_slow_is_shown_with_all_its_ranks():
     found = screened(8, 8, Noise(Random(1)), Slow("slow-link", ("n7",)))  # noqa: S311, no secret
-    shown = [line.split()[1] for line in page(found).splitlines()[1:33]]
+    shown = [line.split()[1] for line in page(found).splitlines()[3:35]]
     assert shown.count("n7") == 8
 
 

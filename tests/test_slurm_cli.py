@@ -1,6 +1,7 @@
 """The commands from a campaign to jobs, as far as they need no Slurm."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,9 @@ def folder(tmp_path):
 
 def lockstep(arguments, cwd):
     return stand_ins.lockstep(arguments, cwd, "/nowhere")
+
+
+SUBMIT = "submit campaign.toml --site site.toml"
 
 
 def keep(path, *cases, studies="weak"):
@@ -107,8 +111,33 @@ def test_a_plan_is_a_table_that_fits_a_terminal(folder):
         "The repeats are independent: each has its own job for each world size.",
         "No result in the folder of --to has this batch, so it may not fit in memory; ",
         "first submit one repeat of the smallest world size.",
+        "First: lockstep submit campaign.toml --site site.toml --budget=1.50gh",
         "Next: lockstep submit campaign.toml --site site.toml",
     ]
+
+
+def test_the_first_submission_of_a_plan_is_one_launch(folder):
+    apart = CAMPAIGN.replace("share_job = true", 'allocation = "job"')
+    (folder / "campaign.toml").write_text(apart)
+    said = lockstep("plan campaign.toml --site site.toml", folder).stdout
+    (first,) = (line for line in said.splitlines() if line.startswith("First: "))
+    found = planned(folder, first.rpartition(" ")[2])
+    launches = {point["world_size"]: point["num_launches"] for point in found["points"]}
+    assert launches == {1: 1}
+
+
+def test_placeholders_of_a_site_file_are_named_and_not_submitted(folder):
+    path = folder / "site.toml"
+    text = re.sub('image = ".*"', 'image = "/path/to/a.sif"', path.read_text())
+    path.write_text(f'account = "project_ID"\n{text}')
+    keys = "account and container.image in site.toml"
+    assert f"fill in {keys}" in lockstep(SUBMIT + " --dry-run", folder).stderr
+    said = lockstep("plan campaign.toml --site site.toml", folder).stdout
+    assert "fill in account, container.image in site.toml" in said
+    for option in ("", " --by-hand"):
+        ended = lockstep(SUBMIT + option, folder)
+        assert ended.returncode == 2
+        assert "site.toml: not filled in yet: account, container.image" in ended.stderr
 
 
 def test_a_plan_says_how_to_send_just_that(folder):

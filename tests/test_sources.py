@@ -87,7 +87,9 @@ def test_a_folder_of_campaigns_or_sessions_names_them(tmp_path):
     write_journal(tmp_path / "pytest" / "20261120T120000Z", one_launch())
     strong_tree(tmp_path / "first")
     for folder, name in ((tmp_path, "first"), (tmp_path / "pytest", "20261120T120000Z")):
-        with pytest.raises(ValueError, match=f"give one of them: {folder / name}$"):
+        with pytest.raises(
+            ValueError, match=f"holds 1 folder of .*; give this one: {folder / name}$"
+        ):
             load([folder])
 
 

@@ -189,8 +189,9 @@ def limits_of_jobs(site: Site) -> tuple[Limit, ...]:
         for kind, _ in chosen.kinds
     ):
         raise RuntimeError(
-            f"cluster {cluster.name} has no {site.partition or 'default'} partition with nodes "
-            f"of {site.cpus_per_node} CPUs and {site.gpus_per_node} {site.gpu_type or 'GPUs'}"
+            f"this machine's cluster {cluster.name} has no {site.partition or 'default'} partition "
+            f"with nodes of {site.cpus_per_node} CPUs and {site.gpus_per_node} "
+            f"{site.gpu_type or 'GPUs'}; to know them, use a login node of the site's cluster"
         )
     accounts = read(cluster.name) if cluster.keeps_accounts else Accounts()
     if site.account and accounts.names and site.account not in accounts.names:

@@ -115,11 +115,16 @@ def explain_refusal(stderr: str, user: str, ask: Callable[..., str], script: Pat
             items = [item.strip() for item in re.findall(refusal.pattern, answer)]
             items = [item for item in dict.fromkeys(items) if item not in ("", "(null)", "N/A")]
             facts.append(f"{refusal.noun}: {listed(items, MAX_LISTED) or 'none'}")
+    with suppress(RuntimeError):
+        if name := re.search(r"^ClusterName\s*= *(\S+)", ask("scontrol", "show", "config"), re.M):
+            facts.append(f"asked cluster {name[1]}")
     what = f" ({'; '.join(facts)})" if facts else ""
     return f"sbatch refused the job: {one_line(stderr)}; change {refusal.key} {refusal.where}{what}"
 
 
-Kind = Literal["no_config", "no_controller", "late", "no_database", "not_trusted", "other"]
+Kind = Literal[
+    "no_cluster", "no_config", "no_controller", "late", "no_database", "not_trusted", "other"
+]
 # Set by `lockstep --verbose`: Slurm's own message follows ours.
 VERBOSE = "LOCKSTEP_VERBOSE"
 # sacct's message where slurm.conf has no AccountingStorageType.
@@ -127,6 +132,11 @@ NO_ACCOUNTING = "accounting storage is disabled"
 # kind -> (pattern of the printed message in lower case, meaning for the command `{}`, what to do).
 # Messages of slurm_errno.c and fetch_config.c, Slurm 22.05 to 24.05. The first match counts.
 FAILURES: dict[Kind, tuple[str, str, str]] = {
+    "no_cluster": (
+        "no cluster '.*' known|invalid entry for (--cluster|slurm_clusters)",
+        "Slurm on this machine does not know the cluster that {} was to ask",
+        "use a login node of that cluster, or correct `cluster` in the site file or SLURM_CLUSTERS",
+    ),
     "no_config": (
         "establish a configuration source|resolve_ctls|fetch_config"
         "|unable to process configuration file",
@@ -183,6 +193,8 @@ class NotInstalledError(RuntimeError):
 
 
 TIMEOUT_S = 60
+# scontrol and sinfo ask only the controller; with a broken slurm.conf they try for a minute.
+TIMEOUTS_S = {"scontrol": 30, "sinfo": 30}
 MAX_ELEMENTS = 100_000
 # column -> how --format of squeue(1) asks for it
 COLUMNS = {
@@ -345,8 +357,15 @@ def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
     environ = environment() | ENVIRONMENT if environ is None else environ
     if command[0] == "sacct":  # the only command that does not read SLURM_CLUSTERS
         command = (command[0], *cluster_options(), *command[1:])
+    conf = environ.get("SLURM_CONF")
+    if conf and not Path(conf).exists():  # Slurm's commands would wait a minute for it
+        raise RuntimeError(
+            f"{command[0]} cannot run, because SLURM_CONF is {conf}, which does not exist; unset "
+            "it, or set it to the path of the cluster's slurm.conf"
+        )
     try:
-        ended = processes.run(command, TIMEOUT_S, environ=environ)
+        limit_s = TIMEOUTS_S.get(command[0], TIMEOUT_S)
+        ended = processes.run(command, limit_s, environ=environ)
     except processes.CommandError as error:
         if error.kind == "absent":
             raise NotInstalledError(command[0]) from None

@@ -49,8 +49,10 @@ OWN_VARIABLES = re.compile(
 )
 
 
-# Prefix of a placeholder of `lockstep init`; commands that write or submit jobs refuse it.
+# Prefix of a placeholder of `lockstep init`, and the placeholders of it and of the built-in sites;
+# commands that write or submit jobs refuse them.
 FILL_IN = "FILL IN: "
+PLACEHOLDER = re.compile(rf"{FILL_IN}|/path/to/|\bproject_ID\b")
 
 
 def fullmatch(pattern: str, reason: str) -> AfterValidator:
@@ -427,7 +429,7 @@ def _placeholders(table: BaseModel, before: str = "") -> Iterator[str]:
     for name, value in table:
         if isinstance(value, BaseModel):
             yield from _placeholders(value, f"{name}.")
-        elif FILL_IN in str(value):
+        elif PLACEHOLDER.search(str(value)):
             yield f"{before}{name}"
 
 
@@ -447,8 +449,8 @@ def load(source: str, partition: str | None = None, *, is_draft: bool = False) -
     site = inputs.load(source, Site, built_in())
     if site.to_fill_in and not is_draft:
         raise ValueError(
-            f"{source}: not filled in yet: {', '.join(site.to_fill_in)}; replace the text that "
-            "begins with FILL IN"
+            f"{source}: not filled in yet: {', '.join(site.to_fill_in)}; write your own values "
+            "instead of the example's"
         )
     chosen = partition or site.partition
     return site.choose_partition(chosen) if chosen else site

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 STATUS_WIDTH, NAME_WIDTH = 12, 18
 # 80 columns; a path stays in one piece, so that it can be copied.
 wrap = partial(wrapped, width=80, splits_words=False)
+# Checks that may take half a minute or more.
+LONG = ("lockstep run", "Image file", "Image's Python", "Slurm", "Accounting", "Nodes")
 LEVELS: tuple[Level, ...] = ("ok", "warning", "missing", "not needed")
 
 
@@ -93,9 +95,16 @@ def doctor(
 
     chosen = sites.load(chosen_site, is_draft=True) if chosen_site else None
     client.set_cluster(chosen.cluster if chosen else None)
-    with Console(stderr=True).status("checking") as status:  # on a terminal only
+    console = Console(stderr=True)
+    with console.status("checking") as status:  # on a terminal only
+
+        def say(name: str) -> None:
+            status.update(f"checking: {name}")
+            if name in LONG and not (console.is_terminal or as_json):
+                click.echo(f"checking: {name}", err=True)
+
         subject = Subject(os.environ, results, chosen, data, slurm)
-        diagnosis = examine(subject, lambda name: status.update(f"checking: {name}"))
+        diagnosis = examine(subject, say)
     if as_json:
         click.echo(json.dumps(diagnosis.facts(), indent=1))
         context.exit(diagnosis.exit_code)

@@ -333,7 +333,7 @@ def built_in(name: str) -> dict[str, str]:
     if name not in sites.built_in():
         known = ", ".join(sites.built_in())
         raise ValueError(f"there is no built-in site {name!r}; choose from {known}")
-    site = sites.load(name)
+    site = sites.load(name, is_draft=True)
     ranks = min(site.gpus_per_node or site.cpus_per_node, site.max_ranks_per_node or MAX_RANKS)
     return {
         "site.toml": sites.built_in()[name].read_text(encoding="utf-8"),

@@ -27,6 +27,7 @@ from lockstep.before.lint.batch import (
 from lockstep.before.lint.rules import Hit, Rules, Severity
 from lockstep.before.lint.shell import Command, Word, base_name, split_words, tokens_of, value_of
 from lockstep.before.lint.variables import problems
+from lockstep.core import files
 from lockstep.core.formats import counted
 
 BATCH = Rules()
@@ -35,7 +36,8 @@ OTHER_LAUNCHERS = re.compile(
     r"\b(mpirun|mpiexec|horovodrun|deepspeed|accelerate|composer|ray|dask|pdsh|clush|parallel|ssh|submitit)\b"
 )
 SPAWNING = re.compile(
-    r"spawn|multiprocess|n?gpus?\b|n_?proc|devices|mirrored|parallel|--tp\b|vllm|server",
+    r"spawn|multiprocess|n?gpus?\b|n_?proc|devices|mirrored|parallel|--tp\b|vllm|server|"
+    r"Trainer|accelerate\b",
     re.IGNORECASE,
 )
 # Words of a script that trains by torch.distributed, one process for each GPU.
@@ -70,21 +72,43 @@ def one_node_only(job: Job) -> Iterator[Hit]:
             "start the program with srun, or with srun torchrun on each node")  # fmt: skip
 def no_srun(job: Job) -> Iterator[Hit]:
     tasks = job.num_tasks() or 1
-    if tasks == 1 or job.launches or any(not step.is_certain for step in job.steps):
-        return
-    if OTHER_LAUNCHERS.search(job.text) or not job.directives:
-        return
-    for command in job.commands:
-        tokens = command.tokens
-        if runs_python(tokens) and LAUNCH.fullmatch(command.name) and not torch_launcher(tokens):
-            fact = f"the job asks for {tasks} tasks, but starts {command.name} once"
-            yield Hit(command.line, fact, severity=None if job.num_nodes() > 1 else "warning")
-            return
+    for command in started_once(job)[: tasks > 1]:
+        fact = f"the job asks for {tasks} tasks, but starts {command.name} once"
+        yield Hit(command.line, fact, severity=None if job.num_nodes() > 1 else "warning")
+
+
+def started_once(job: Job) -> list[Command]:
+    """Return the Python programs that the batch shell starts, if nothing else starts ranks."""
+    if job.launches or any(not step.is_certain for step in job.steps) or not job.directives:
+        return []
+    if OTHER_LAUNCHERS.search(job.text):
+        return []
+    return [command for command in job.commands if LAUNCH.fullmatch(command.name)
+            and runs_python(command.tokens) and not torch_launcher(command.tokens)]  # fmt: skip
+
+
+def _source(job: Job, command: Command) -> str:
+    """Return a Python program without names of DDP; empty if it is not on this machine."""
+    name = next((token for token in command.tokens if token.endswith(".py")), "")
+    path = Path(job.value("chdir") or Path(job.path).parent, name)
+    text = files.text(path) if name and path.is_file() else ""
+    return re.sub(r"DistributedDataParallel|nn\.parallel", "", text)
 
 
 @BATCH.rule("TASKS-GPUS", "warning", "a rank drives only one GPU",
             "set --ntasks-per-node to the number of GPUs of a node")  # fmt: skip
 def tasks_against_gpus(job: Job) -> Iterator[Hit]:
+    alone, own, on_node = started_once(job), job.tasks_per_node() or 1, job.gpus_per_node() or 1
+    # Several programs may share the GPUs, and a program may start its own ranks.
+    sources = [text for command in alone if (text := _source(job, command))]
+    texts = [*(" ".join(command.tokens) for command in alone), *sources]
+    is_shared = any(command.ends == "&" for command in alone) or any(map(SPAWNING.search, texts))
+    if alone and own < on_node and not is_shared:
+        fact = f"the job asks for {counted(own, 'task')} on a node with {counted(on_node, 'GPU')} "
+        fact += f"and leaves {on_node - own} idle: a rank drives only one GPU"
+        action = f"set --ntasks-per-node={on_node}, and start the program with srun"
+        is_sure = own > 1 or sources or OF_TORCH.search(job.text)
+        yield Hit(alone[0].line, fact, action, None if is_sure else "note")
     for step in job.launches if OF_TORCH.search(job.text) else ():
         tasks, gpus = job.tasks_per_node(step), job.gpus_per_node(step)
         text = " ".join(step.tokens)

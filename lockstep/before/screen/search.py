@@ -457,4 +457,5 @@ def _table(screening: Screening) -> list[str]:
     table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
     left_out = len(order) - MOST_SHOWN
     more = [f"and {counted(left_out, 'rank')}, all faster"] if left_out > 0 else []
-    return [*table, *more]
+    unit = "Each cell is a time / that of the others, with its interval; above 1 is slower."
+    return [unit, "", *table, *more]

@@ -35,8 +35,8 @@ otherwise a rank that is alone on a node uses all of its CPUs.
 A point is blocked if lockstep check finds an error in the results of either side. For a point that
 is too noisy, the text gives the number of launches needed. Each comparison is recorded in
 looks.jsonl next to B's results, since comparing again after more launches needs wider intervals.
-Exit code: 0 if nothing is slower, 1 if a point is slower or blocked, 2 if the sides cannot be
-compared.
+Exit code: 1 if a point is slower or blocked, 2 if the sides cannot be compared, else 0, also if all
+points are too noisy to judge.
 """
 # Keys of comparison.MUST_AGREE, here so that --help needs no numpy; a test compares them.
 ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "layout", "device",

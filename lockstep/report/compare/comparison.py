@@ -43,9 +43,9 @@ MUST_AGREE = {
     "training": tuple(name for name in FACTORS if name not in NOT_OF_TRAINING),
     "step": (*ON_REQUEST, "bucket_cap_mb", "no_sync"),
 }
-# Differing facts to name first; the rest of the provenance follows.
-FIRST_FACTS = ("precision", "image_sha256", "driver", "cuda", "nccl", "torch", "device_names",
-    "project_commit", "project_dirty", "git_commit")  # fmt: skip
+# Differing facts to name first; the hosts and the rest of the provenance follow.
+FIRST_FACTS = ("precision", "driver", "image_sha256", "project_commit", "project_dirty",
+    "git_commit", "torch", "nccl", "cuda", "device_names")  # fmt: skip
 # Facts that differ by launch, or that another fact covers.
 OWN_FACTS = {"ranks", "command", "hostname", "slurm", "environment", "image_path"}
 
@@ -417,7 +417,7 @@ def environment(
 ) -> tuple[dict[str, Both], list[str]]:
     """Return differing facts with the values of A and of B, and the known facts that are equal."""
     sides = [_facts(*side) for side in zip(launches, rows, strict=True)]
-    places = {name: place for place, name in enumerate(FIRST_FACTS)}
+    places = {name: place for place, name in enumerate((*FIRST_FACTS, "hosts"))}
     differing: dict[str, Both] = {}
     equal = []
     for name in sorted({**sides[0], **sides[1]}, key=lambda name: places.get(name, len(places))):

@@ -440,8 +440,9 @@ def text(comparison: Comparison, names: tuple[str, str], form: Form) -> list[str
         f"differs: {name}: {values(of_a)} in {a}, {values(of_b)} in {b}"
         for name, (of_a, of_b) in comparison.environment.items()
     ]
-    if comparison.same_facts:
-        circumstances.append(f"equal: {listed(comparison.same_facts, 8)}")
+    if same := comparison.same_facts:
+        circumstances = circumstances or ["differs: no recorded fact"]
+        circumstances.append(f"equal: {listed([fact(name) for name in same], 8)}")
     elif not comparison.environment:
         circumstances.append("environment: it is not recorded on either side")
     cautions = [f"warning: {own.text}" for own in comparison.cautions]

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from lockstep.core import files, journal, record
-from lockstep.core.formats import listed, one_line
+from lockstep.core.formats import counted, listed, one_line
 from lockstep.core.studies import TRAININGS
 from lockstep.report.load.contents import CampaignFile, check_value
 
@@ -59,8 +59,8 @@ def find_files(path: Path) -> list[Path]:
         return [path]
     if below := _results_below(path):
         raise ValueError(
-            f"{path}: the folder holds several folders of results; give one of them: "
-            f"{listed(below)}"
+            f"{path}: the folder holds {counted(len(below), 'folder')} of results, but no result "
+            f"itself; give {'one of them' if len(below) > 1 else 'this one'}: {listed(below)}"
         )
     launches = (folder for folder in sorted(path.glob(f"{LAUNCHES}/*")) if folder.is_dir())
     files = []

@@ -69,6 +69,12 @@ def explain(*, profiles: tuple[Path, ...], against: Path | None, as_json: bool) 
 
 def _read(path: Path) -> Profile:
     """Read a profile, or a card of `lockstep.explain`, whose other causes become parts."""
+    if path.is_dir():
+        raise ValueError(
+            f"{path} is a folder, but lockstep explain reads files: a profile, or "
+            "lockstep-explain.json, which lockstep.explain writes in a script; lockstep report "
+            f"{path} and lockstep check {path} read a folder of results"
+        )
     if path.suffix != ".json" or b'"bound"' not in files.content(path)[:4096]:
         return read(path)
     try:

@@ -9,7 +9,7 @@ from lockstep.core.formats import counted, in_words, number, percent, ratio
 from lockstep.core.studies import LADDERS
 from lockstep.report.check.curve_rules import rates_of_times
 from lockstep.report.check.evidence import Evidence
-from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.compute.scaling import Point, Series, no_interval
 from lockstep.report.load.results import Results
 from lockstep.report.page import parts
 from lockstep.report.words import ranking_card, training_words
@@ -18,6 +18,7 @@ from lockstep.report.words.names import name_of
 
 NARROWEST, WIDEST = 80, 120
 MAX_LINES = 60
+FEWEST = 3  # launches of each size that give a useful interval
 
 
 def console_table(
@@ -46,6 +47,14 @@ def point_lines(results: Results, series: Sequence[Series]) -> list[str]:
     lines = console_table(results, series)
     if more := lines[MAX_LINES + 1 :]:
         lines[MAX_LINES + 1 :] = [f"... {len(more)} further lines: use --csv"]
+    bare = {
+        no_interval(point, curve.base): point.num_launches
+        for curve in _shown(series) for point in curve.points
+        if parts.NO_INTERVAL in _relative(curve, point, parts.efficiency_cell(point))
+    }  # fmt: skip
+    for why, num_launches in bare.items():
+        needed = f"at least {max(FEWEST, num_launches + 1)} launches of each size"
+        lines += sentence(f"efficiency {parts.NO_INTERVAL}: {why}; measure {needed}.", NARROWEST)
     # Hours for a number of samples use the mean step; a note says so.
     points = [point for curve in _shown(series) for point in curve.points if point.step_s]
     if not {point.device_hours_per for point in points} <= {None, "run"}:
@@ -102,7 +111,7 @@ def _cells(results: Results, shown: Sequence[Series]) -> tuple[list[str], list[l
     }  # fmt: skip
     # Hours per run and hours per number of samples have separate columns.
     hours = {
-        (results.hours if per == "run" else f"{results.hours}/{per}"): [
+        (results.hours if per == "run" else f"{results.hours.replace('hours', 'h')}/{per}"): [
             formats.trimmed(p.device_hours if p.device_hours_per == per else None)
             for _, p in points
         ]
@@ -112,7 +121,7 @@ def _cells(results: Results, shown: Sequence[Series]) -> tuple[list[str], list[l
         "n": [", ".join(filter(None, (str(p.world_size), curve.layout))) for curve, p in points],
         "speed-up": [_relative(curve, p, ratio(p.speedup)) for curve, p in points],
         "efficiency": [
-            _relative(curve, p, f"{percent(p.parallel_efficiency)} %") for curve, p in points
+            _relative(curve, p, parts.efficiency_cell(p)) for curve, p in points
         ],
         **hours,
         "throughput": [

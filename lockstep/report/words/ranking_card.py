@@ -30,7 +30,7 @@ def rate_lines(series: Sequence[Series]) -> list[str]:
         for point in ladder.points:
             ratios = ["baseline", "baseline"]
             if point is not ladder.base:
-                texts = ratio(point.speedup), f"{percent(point.parallel_efficiency)} %"
+                texts = ratio(point.speedup), parts.efficiency_cell(point)
                 ratios = [parts.ratio_cell(point, text) for text in texts]
             rate = f"{number(point.rate)} {ladder.series.row.sample_unit}/s"
             rows.append([f"{ladder.value(point):g}", rate, *ratios])

@@ -207,7 +207,7 @@ def shell(
     Examples:
       lockstep slurm shell ladder --site example --world-size 8 --dry-run
     """
-    chosen, where = campaigns.load(campaign), sites.load(site, partition)
+    chosen, where = campaigns.load(campaign), sites.load(site, partition, is_draft=dry_run)
     slurm.set_cluster(where.cluster)
     size, resources = world_size or min(chosen.world_sizes), share(chosen, where)
     resources.check_nodes(size)

@@ -62,7 +62,7 @@ def plan(overhead: float, budget: Budget | None, *, as_json: bool, **options: An
         raise ValueError(
             f"--overhead {overhead:g} is not a fraction from 0 to {MAX_RATE}; write 0.3 for 30 %"
         )
-    todo = work_of(**options, budget=budget, is_draft=True)
+    todo = work_of(**options, budget=budget, is_draft=True, is_sent=False)
     over, prospects = _ask_slurm(todo)
     memory = needs(todo.campaign, todo.results.path.parent, is_gpu=todo.share.is_gpu)
     if as_json:
@@ -88,7 +88,12 @@ def plan(overhead: float, budget: Budget | None, *, as_json: bool, **options: An
         more = {"to": root, "partition": options["partition"], "budget": budget and budget.text}
         words = ["lockstep", "submit", options["campaign"], "--site", site]
         words += [f"--{name}={value}" for name, value in more.items() if value is not None]
-        click.echo(f"Next: {before}{shlex.join(words)}")
+        commands = {"Next": words}
+        if any(HOW in line for line in summary):
+            first = [*words, f"--budget={todo.least_budget()}"]  # the last --budget counts
+            commands = {"First": first, "Next": words}
+        for word, command in commands.items():
+            click.echo(f"{word}: {before}{shlex.join(command)}")
 
 
 def _ask_slurm(todo: Work) -> tuple[list[Excess] | None, Prospects | None]:

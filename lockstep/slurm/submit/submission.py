@@ -18,7 +18,7 @@ from lockstep.core.record import KEY
 from lockstep.slurm import client as slurm
 from lockstep.slurm.site import Site
 from lockstep.slurm.status.sent import Results, find_open
-from lockstep.slurm.submit.cli_options import MIN_REPEATS, Budget, Unit, round_up
+from lockstep.slurm.submit.cli_options import MIN_REPEATS, UNITS, Budget, Unit, round_up
 from lockstep.slurm.submit.job import jobs, launches_of, profile
 from lockstep.slurm.submit.job_spec import JobSpec, Profiler, Share, share, wait_options
 from lockstep.slurm.submit.script import LIBRARY, library, render
@@ -118,15 +118,23 @@ class Work:
             raise ValueError(
                 f"--budget {granted.text}: this site has no GPUs; give node-hours, such as 500nh"
             )
-        names = {launch.name for launch in self.missing}
-
-        def cost(campaign: Campaign) -> float:
-            left = [launch for launch in launches_of(campaign) if launch.name in names]
-            specs = jobs(campaign, self.site, self.results.path, left, self.done)
-            return sum(spec.gpu_hours if unit == "GPU-hours" else spec.node_hours for spec in specs)
-
-        campaign, dropped = fit(self.campaign, granted.hours, cost, unit)
+        campaign, dropped = fit(
+            self.campaign, granted.hours, lambda less: self._hours(less, unit), unit
+        )
         return replace(self, campaign=campaign, dropped=dropped)
+
+    def least_budget(self) -> str:
+        """Return the value of --budget that holds one repeat of the smallest world size."""
+        unit, size = self.unit, min(self.campaign.world_sizes)
+        least = self.campaign.model_copy(update={"repeats": 1, "world_sizes": (size,)})
+        suffix = next(suffix for suffix, name in UNITS.items() if name == unit)
+        return round_up(self._hours(least, unit)).replace(",", "") + suffix
+
+    def _hours(self, campaign: Campaign, unit: Unit) -> float:
+        names = {launch.name for launch in self.missing}
+        left = [launch for launch in launches_of(campaign) if launch.name in names]
+        specs = jobs(campaign, self.site, self.results.path, left, self.done)
+        return sum(spec.gpu_hours if unit == "GPU-hours" else spec.node_hours for spec in specs)
 
 
 def fit(

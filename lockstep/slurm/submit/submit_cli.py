@@ -42,13 +42,18 @@ def work_of(
     debug_comm: bool = False,
     *,
     is_draft: bool = False,
+    is_sent: bool = True,
 ) -> Work:
     """Return a campaign's work at a site, from the options of a command.
 
     Raises ValueError if the options do not fit together, or if the folder has other results. With
-    `is_draft` the site may have placeholders, and other results only cause a warning.
+    `is_draft` other results only cause a warning, and without `is_sent`, when no script is sent or
+    written, so do placeholders in the site file.
     """
-    chosen, where = campaigns.load(campaign), sites.load(site, partition, is_draft=is_draft)
+    chosen, where = campaigns.load(campaign), sites.load(site, partition, is_draft=not is_sent)
+    if where.to_fill_in and not is_draft:
+        keys = " and ".join(where.to_fill_in)
+        click.echo(f"Warning: fill in {keys} in {site}; lockstep submit refuses it.", err=True)
     slurm.set_cluster(where.cluster)
     results = Results((root / chosen.name).resolve())
     todo = Work(settle(chosen, where), where, results, profiler, debug_comm=debug_comm)
@@ -134,7 +139,7 @@ def submit(
     """
     if by_hand and (dry_run or as_json):
         raise click.UsageError("--by-hand excludes --dry-run and --json")
-    todo = work_of(**options, budget=budget)
+    todo = work_of(**options, budget=budget, is_sent=not dry_run)
     if by_hand:
         _write(todo, force=force)
         return
