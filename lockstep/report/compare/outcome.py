@@ -27,16 +27,9 @@ from lockstep.report.compare.comparison import (
     other_quantities,
     times,
 )
-from lockstep.report.compare.judging import (
-    BLOCKED,
-    FASTER,
-    SAME,
-    SLOWER,
-    UNKNOWN,
-    Judged,
-    launches_needed,
-)
+from lockstep.report.compare.judging import BLOCKED, FASTER, SAME, SLOWER, UNKNOWN, Judged
 from lockstep.report.compute.scaling import WIDEST
+from lockstep.report.compute.statistics import launches_needed
 from lockstep.report.words import lines
 
 JudgedPair = tuple[Pair, Judged]
