@@ -27,7 +27,7 @@ from lockstep.core.processes import hostname
 from lockstep.core.sizes import FEWEST_STEPS
 
 # Seconds until a launch begins its first case, as in the campaign laptop on two idle cores.
-START_S = 13.0
+START_S = 10.0
 # Two launches with a longer gap between them belong to two runs of the command.
 LONGEST_START_S = 300.0
 

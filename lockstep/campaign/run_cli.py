@@ -234,9 +234,8 @@ def measure(
         ladder.claim()
         if dropped := [launch["name"] for launch in ladder.results.dropped(chosen, left_out)]:
             are = "was" if len(dropped) == 1 else "were"
-            _say(
-                f"{listed(dropped, 4)} {are} planned here before; lockstep check warns of the gap."
-            )
+            was = f"{listed(dropped, 4)} {are} planned before repeats or world sizes were lowered"
+            _say(f"{was}; lockstep check warns of it.")
         same = "the same command without --replace" if replace else "the same command"
         goes_on = f"{same}, which measures what is missing"
         try:

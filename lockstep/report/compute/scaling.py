@@ -168,8 +168,12 @@ class Series:
 
     @property
     def noun(self) -> str:
-        """The noun of its sizes: rank, or device if not measured."""
-        return "rank" if self.row.origin == "measured" else "device"
+        """The noun of its sizes: rank; of a table device, or node if each has one device."""
+        if self.row.origin == "measured":
+            return "rank"
+        rows = [row for point in self.points for row in point.rows if row.world_size > 1]
+        are_nodes = rows and all(row.num_nodes == row.world_size for row in rows)
+        return "node" if are_nodes else "device"
 
     @property
     def is_compared(self) -> bool:
