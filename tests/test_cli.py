@@ -83,8 +83,9 @@ def test_a_group_alone_prints_its_help(typed, group):
 def test_a_dry_run_prints_the_launches_and_touches_nothing(typed, tmp_path):
     code, output, errors = typed("run smoke --device cpu --dry-run --repeats 2 --to out")
     assert (code, errors) == (0, "")
-    summary, duration, *commands = output.splitlines()
-    assert "until the first case has ended" in duration
+    summary, duration, trial, *commands = output.splitlines()
+    assert re.search(r"about 2 min, if a case takes 1 s; .* --repeats 3: about \d min", duration)
+    assert "only 6 steps" in trial
     start = (
         "smoke: 4 launches to make (2 at 1 rank, 2 at 2 ranks), each with 14 to 28 cases of strong,"
     )

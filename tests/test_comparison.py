@@ -12,8 +12,8 @@ from planted import cited
 
 from lockstep.report.compare import comparison, outcome
 from lockstep.report.compare.comparison import compare
-from lockstep.report.compare.judging import judge, launches_needed
-from lockstep.report.compute.statistics import t_quantile
+from lockstep.report.compare.judging import judge
+from lockstep.report.compute.statistics import launches_needed, t_quantile
 from lockstep.report.load.reading import load
 
 positive = st.floats(1e-3, 1e6)

@@ -54,6 +54,20 @@ def test_an_option_has_its_time_throughput_and_ratios_in_one_row(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("nodes", "noun", "shown"), [((2, 4), "node", ["2", "4"]), ((1, 2), "device", ["1", "2"])]
+)
+def test_a_table_that_counts_nodes_has_them_on_the_page(tmp_path, nodes, noun, shown):
+    lines = "".join(f"{n},{count},{100 / n}\n" for n, count in zip((2, 4), nodes, strict=True))
+    write(table_of(tmp_path, f"n,nodes,time_s\n{lines}"), [], tmp_path / "out")
+    results = load([tmp_path / "out"])
+    (series,) = series_of(results.rows)
+    assert series.noun == noun
+    (table,) = imported_panel(results, [series], "cited", 0.7, {})["tables"]
+    place = [column["label"] for column in table["columns"]].index("Nodes")
+    assert [row[place] for row in table["rows"]] == shown
+
+
+@pytest.mark.parametrize(
     ("column", "values", "tables"),
     [("strategy", ("ddp", "fsdp"), 2), ("bucket_cap_mb", (1, 25), 2), ("tuned", ("yes", ""), 2),
      ("seed", (0, 1), 1), ("host", ("n1", "n2"), 1), ("loss", (0.3, 0.4), 1),

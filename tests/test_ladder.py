@@ -109,6 +109,23 @@ def test_a_folder_is_claimed_once_and_grows(rungs):
     assert len(json.loads(path.read_text())["launches"]) == 12
 
 
+def test_fewer_repeats_or_sizes_leave_a_trace_of_what_was_planned(rungs):
+    def dropped(**changes):
+        Ladder(campaign(**changes), rungs.folder).claim()
+        claim = json.loads((rungs.folder / "campaign.json").read_text())
+        return [launch["name"] for launch in claim["dropped"]]
+
+    assert dropped(repeats=3) == []
+    assert dropped(repeats=2) == []  # until a case is measured
+    for launch in (W1, W2, Launch(1, 1)):
+        keep(rungs, launch, ("case", "a"), ("case", "b"))
+    assert dropped(repeats=2) == []
+    assert dropped(repeats=1) == ["w2-r1"]  # w1-r1 is complete
+    assert dropped(repeats=1) == ["w2-r1"]
+    assert dropped(repeats=1, world_sizes=[1]) == ["w2-r1"]
+    assert dropped(repeats=2) == []
+
+
 def test_the_command_of_a_launch(tmp_path):
     rungs = Ladder(campaign(workload="mlp:width=8,depth=1", rounds=4), tmp_path / "a folder")
     command = rungs.command(W2)
@@ -128,7 +145,7 @@ def test_the_command_of_a_launch(tmp_path):
 
 def test_the_first_step_time_is_a_median_over_rounds_divided_by_steps(rungs):
     keep(rungs, W2, ("case", "test_a[x=1-y=2]"), ("case", "b"))
-    assert rungs.first_step(W2) == "a x=1, y=2 takes 250 ms a step"
+    assert rungs.first_step(W2) == "a x=1, y=2: 250 ms a step"
     keep(rungs, W1)
     with rungs.results.journal(W1.name).open("a") as lines:
         lines.write('{"kind": "case", "case": "a", "benchmark": {}}\n')

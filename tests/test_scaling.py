@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 
@@ -68,8 +69,17 @@ def test_each_purpose_has_the_size_that_intervals_show():
         for pace in (0.8, 0.9, 1.0, 1.1, 1.2)
     ])  # fmt: skip
     assert headline.choices(wide, 0.7)[-1].world_size == 4
+    # An interval of 2 ranks over 1 that contains 1 and is wide shows neither time nor hours.
+    (noisy,) = series_of([
+        row(size, pace * rate) for size, rate in {1: 1.0, 2: 1.6}.items()
+        for pace in (0.5, 1.0, 2.0)
+    ])  # fmt: skip
+    found = headline.choices(noisy, 0.7)
+    assert [choice.world_size for choice in found] == [None, None, None]
+    numbers = [int(re.search(r"about (\d+) launches", choice.why)[1]) for choice in found]
+    assert numbers[1] > numbers[0] > numbers[2] > 3  # the distances: 1.14, 1.25 and 1.6
     (alone,) = series_of([row(size, rate) for size, rate in rates.items()])
-    assert [choice.world_size for choice in headline.choices(alone, 0.7)] == [1, None, None]
+    assert [choice.world_size for choice in headline.choices(alone, 0.7)] == [None, None, None]
     assert [choice.lacking for choice in headline.choices(series, 0.99)] == [
         "not shown", "none", "not shown",
     ]  # fmt: skip

@@ -106,8 +106,8 @@ def test_time_and_memory_of_strategies_stand_side_by_side(tmp_path):
     assert {name: row["Memory"] for name, row in found.items()} == {"ddp": "3.00", "fsdp": "1.00"}
     assert found["fsdp"]["Ratio"] == "0.83"
     (ranking,) = rank(series, ["strategy"])
-    assert [place.memory_bytes for place in ranking.places] == [3 * 10**9, 10**9]
-    assert "1.00 GB" in lines(ranking)[2]
+    assert [place.point.peak_memory_bytes for place in ranking.places] == [3 * 10**9, 10**9]
+    assert "1.00 GB" in lines(ranking)[3]
 
 
 def test_settings_are_ranked_at_every_size_and_the_largest_leads(tmp_path):

@@ -109,8 +109,29 @@ class Folder:
         facts = campaign.facts() | {
             "launches": [launch.facts() for launch in launches],
             "left_out": [asdict(each) for each in left_out],
+            "dropped": self.dropped(campaign, left_out),
         }
         files.write_atomically(self.claim_file, json.dumps(facts, indent=1))
+
+    def dropped(self, campaign: Campaign, left_out: Sequence[LeftOut] = ()) -> list[dict[str, Any]]:
+        """Return the launches once planned that fewer repeats or world sizes leave unmeasured.
+
+        Until a case is measured nothing is dropped: what is dropped later may be dropped for its
+        result.
+        """
+        before, without = self.read_claim() or {}, {size.world_size for size in left_out}
+        if not any(journal.measured(self.journal(name)) for name in self.names()):
+            return []
+        return [
+            launch
+            for launch in [*before.get("launches", []), *before.get("dropped", [])]
+            if launch.get("world_size") not in without
+            and (
+                launch.get("repeat", 0) >= campaign.repeats
+                or launch.get("world_size") not in campaign.world_sizes
+            )
+            and not self.outcome(launch["name"]).complete
+        ]
 
     def refuse(self, campaign: Campaign, launches: Sequence[Launch]) -> None:
         """Refuse a campaign that would mix with the folder's results or overwrite them."""

@@ -22,7 +22,7 @@ from lockstep.campaign.folder import USUAL_BUDGET_S, Folder, Outcome
 from lockstep.campaign.launcher import local_environment, pytest_command
 from lockstep.campaign.next import Ended, Hang, HangKind, LeftRank
 from lockstep.core import journal, locks, processes
-from lockstep.core.formats import listed
+from lockstep.core.formats import listed, number
 from lockstep.core.processes import hostname
 from lockstep.core.record import KEY
 
@@ -249,13 +249,13 @@ class Ladder:
         return next(iter(reasons), "")
 
     def first_step(self, launch: Launch) -> str:
-        """Return `CASE takes N ms a step` for the first measured case, or an empty text."""
+        """Return `CASE: N ms a step` for the first measured case, or an empty text."""
         with contextlib.suppress(KeyError, TypeError, ZeroDivisionError):  # a corrupt line
             for case, entry in journal.measured(self.results.journal(launch.name)).items():
                 step_s = entry["stats"]["median"] / entry["extra_info"][KEY]["steps_per_round"]
                 test, _, factors = case.rpartition("::")[2].removeprefix("test_").partition("[")
                 name = f"{test} {factors.rstrip(']').replace('-', ', ')}".strip()
-                return f"{name} takes {step_s * 1e3:.3g} ms a step"
+                return f"{name}: {number(step_s * 1e3)} ms a step"
         return ""
 
 

@@ -24,7 +24,10 @@ from lockstep.campaign.stages import Stages
 from lockstep.core import journal
 from lockstep.core.formats import about, counted, listed
 from lockstep.core.processes import hostname
+from lockstep.core.sizes import FEWEST_STEPS
 
+# Seconds until a launch begins its first case, as in the campaign laptop on two idle cores.
+START_S = 10.0
 # Two launches with a longer gap between them belong to two runs of the command.
 LONGEST_START_S = 300.0
 
@@ -121,10 +124,24 @@ def summary(campaign: Campaign, missing: Sequence[Launch], needed: Mapping[str, 
     if campaign.studies:
         least, most = (campaign.num_cases(find(by_size)) for find in (min, max))
         cases = f"{counted(most, 'case')}" if least == most else f"{least} to {most} cases"
+    size, usual = campaign.measured_size(), Campaign.model_fields["repeats"].default
+    total_s, why = sum(needed.values()), "estimated from earlier launches of this campaign here"
+    if not needed and not campaign.command:
+        counts = [max(1, campaign.num_cases(launch.world_size)) for launch in missing]
+        total_s = sum(START_S + size.case_s * count for count in counts)
+        why = f"if a case takes {size.case_s:g} s; the first case that ends shows more"
     duration = "The time is unknown until the first case has ended here."
-    if needed:
-        took = "estimated from earlier launches of this campaign here"
-        duration = f"The time is {about(sum(needed.values()))}, {took}."
+    if total_s:
+        duration = f"The time is {about(total_s)}, {why}."
+        if campaign.repeats < usual:
+            more = about(total_s * usual / campaign.repeats)
+            duration += f" Intervals need --repeats {usual}: {more}."
+    steps = size.rounds * size.steps_per_round
+    if steps < FEWEST_STEPS and not campaign.command:
+        duration += (
+            f"\nThis is for trying out and proves nothing: a launch times only {steps} steps of a "
+            "case. Choose a larger --size, or more --rounds, for a result."
+        )
     return (
         f"{campaign.name}: {counted(len(missing), 'launch')} to make ({sizes}), each with {cases} "
         f"of {', '.join(campaign.studies or campaign.tests)}\n{duration}"

@@ -232,6 +232,10 @@ def measure(
         elif replace and ladder.results.names():
             _say("An earlier --replace was interrupted and now continues; no launch is moved.")
         ladder.claim()
+        if dropped := [launch["name"] for launch in ladder.results.dropped(chosen, left_out)]:
+            are = "was" if len(dropped) == 1 else "were"
+            was = f"{listed(dropped, 4)} {are} planned before repeats or world sizes were lowered"
+            _say(f"{was}; lockstep check warns of it.")
         same = "the same command without --replace" if replace else "the same command"
         goes_on = f"{same}, which measures what is missing"
         try:

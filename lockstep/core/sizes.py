@@ -22,6 +22,8 @@ CACHES = ("warm", "cold")
 # Least samples at once: batch normalisation cannot train on a single sample.
 LEAST_BATCH = 2
 KIB, MIB = 1024, 1024**2
+# Steps of a launch in all its timed rounds: with fewer, one slow step moves the mean by a tenth.
+FEWEST_STEPS = 10
 # Most rounds, steps, batches and ranks: a larger number is a typing error.
 MAX_COUNT = 1_000_000
 
@@ -42,6 +44,7 @@ class Size:
     collective_steps_per_round: int  # more than above, since these steps are short
     num_workers: tuple[int, ...]
     loader_samples: int
+    case_s: float = 5.0  # seconds of a case with a small step on two idle cores
     epochs: int = 10
     train_workload: str = "mlp:width=64,depth=2"  # fits the shipped data
     train_batch: int = 96  # over all ranks; divides the shipped data
@@ -54,7 +57,7 @@ SIZES = {
         rounds=3, warmup_rounds=1, steps_per_round=2, workload="mlp:width=64,depth=2",
         bucket_workload="mlp:width=64,depth=2", sensitivity_workload="mlp:width=16,depth=1",
         global_batch=64, local_batch=32, message_bytes=(4 * KIB, 64 * KIB),
-        collective_steps_per_round=2, num_workers=(0, 1), loader_samples=256, epochs=3,
+        collective_steps_per_round=2, num_workers=(0, 1), loader_samples=256, epochs=3, case_s=1.0,
     ),
     "laptop": Size(
         rounds=10, warmup_rounds=2, steps_per_round=1, workload="resnet18",

@@ -105,7 +105,7 @@ def advice_false(kind: str, points: int, draws: int) -> list[float]:
         is_wrong = any(one.verdict in CLAIMS for one in judged)
         noisy = [one.spread or 0.0 for one in judged if one.verdict == judging.UNKNOWN]
         if noisy and not is_wrong:
-            needed = judging.launches_needed(max(noisy), 0.03, error * spent[1] / spent[0])
+            needed = statistics.launches_needed(max(noisy), 0.03, error * spent[1] / spent[0])
             launches.append(min(needed or MOST, MOST))
             is_wrong = any(claims(a, b, launches[-1:], spent[1:]))
         wrong += is_wrong

@@ -170,13 +170,15 @@ def journal_left(root: Path) -> Path:
     return root
 
 
-def planned(root: Path, *names: str) -> Path:
+def planned(root: Path, *names: str, key: str = "launches") -> Path:
     """Write a campaign file that plans launches beyond those that are there."""
     there = sorted(path.name for path in (root / "launches").iterdir())
-    launches = [
-        {"name": name, "world_size": int(name.split("-")[0][1:])} for name in (*there, *names)
-    ]
-    content = {"schema": 1, "name": "demo", "launches": launches}
+    known, more = (
+        [{"name": name, "world_size": int(name.split("-")[0][1:])} for name in some]
+        for some in (there, names)
+    )
+    content = {"schema": 1, "name": "demo", "launches": known}
+    content[key] = [*content.get(key, []), *more]
     (root / "campaign.json").write_text(json.dumps(content))
     return root
 
@@ -510,6 +512,10 @@ PLANTED: dict[str, Planted] = {
     "a launch that never ran": Planted(
         "missing-case", "world size 16, launch w16-r0",
         lambda root: planned(measured(root, 39), "w16-r0"),
+    ),
+    "a launch that fewer repeats dropped": Planted(
+        "dropped-launch", "world size 16, launch w16-r0",
+        lambda root: planned(measured(root, 39), "w16-r0", key="dropped"),
     ),
     "bucket caps of 50 and 100 MB": Planted(
         "duplicate-buckets", "resnet18 at world size 2, 4",

@@ -20,7 +20,7 @@ from lockstep.report.words import lines, method
 
 FOLDER = content.ROOT / "reports" / "bundle"
 # Keys of campaign.json that are no keys of a campaign file.
-NOT_KEYS = ("launches", "left_out")
+NOT_KEYS = ("launches", "left_out", "dropped")
 # Options of a launch with names of files.
 OWN_OPTIONS = ("--label", "--journal", "--benchmark-json", "--after", "--junitxml")
 MILLI = 1e3

@@ -8,6 +8,7 @@ from typing import Any
 
 from lockstep.core.flags import SYSTEMATIC, threads_at_sizes
 from lockstep.core.formats import counted, listed, number, percent
+from lockstep.core.sizes import FEWEST_STEPS
 from lockstep.core.studies import BUCKETS
 from lockstep.report.check.evidence import (
     FLAGGED,
@@ -31,8 +32,6 @@ from lockstep.report.load.conflicts import BATCHES
 from lockstep.report.load.results import COPY, Launch, Results, Row
 from lockstep.report.load.sources import JOURNAL
 
-# Steps of a launch in all its timed rounds: with fewer, one slow step moves the mean by a tenth.
-FEWEST_STEPS = 10
 # A point with this many times the launches of another has too much weight in the curve.
 UNEVEN = 2
 # What started the launches -> the command that measures missing cases.
@@ -258,7 +257,8 @@ def shared_gpu(launch: Launch) -> Iterator[Finding]:
 
 
 @rule("too-few-steps", "warning", "with so few steps, one slow step changes the result",
-      "measure more rounds: increase rounds in the campaign", "measured", doubts=False)  # fmt: skip
+      "increase rounds in the campaign, or choose a larger size: the size smoke is for trying out "
+      "and proves nothing", "measured", doubts=False)  # fmt: skip
 def too_few_steps(series: Series) -> Iterator[Finding]:
     """A launch times fewer than ten steps."""
     few: dict[int, int] = {}
@@ -357,6 +357,17 @@ def missing_cases(evidence: Evidence) -> Iterator[Finding]:
             if gap.kind == "not-run":
                 text = "the launch was planned, but has no result"
             yield _gap(gap, text, "{} to measure what is missing", evidence.results)
+
+
+@rule("dropped-launch", "warning", "launches dropped after others were seen may be the bad ones",
+      "restore the earlier repeats and world sizes in the campaign and run it again")  # fmt: skip
+def dropped_launches(evidence: Evidence) -> Iterator[Finding]:
+    """A launch was planned, and dropped by fewer repeats or world sizes once others had results."""
+    for gap in gaps.gaps(evidence.results):
+        if gap.kind == "dropped":
+            text = "the launch was planned, but repeats or world sizes were lowered since"
+            yield Finding(gap.kind, text, launches=(gap.launch,),
+                          world_sizes=(gap.world_size,) if gap.world_size else ())  # fmt: skip
 
 
 def _gap(gap: gaps.Gap, text: str, action: str, results: Results) -> Finding:

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.formats import DASH, capital, counted, listed, number, percent
+from lockstep.core.formats import DASH, capital, counted, listed, number, percent, trimmed
 from lockstep.core.metrics import GOOD_EFFICIENCY
 from lockstep.core.studies import TITLES
 from lockstep.report.check.evidence import joined
@@ -376,7 +376,7 @@ def _rate(rows: Sequence[Row], unit: str) -> str:
 def _least(change: float | None) -> str:
     if change is None:
         return DASH
-    return f"{100 * change:.2g}" if change < 1 else "> 100"
+    return trimmed(100 * change, 2) if change < 1 else "> 100"
 
 
 def _efficiency(rows: Sequence[Row], curves: Sequence[Series] | None, side: int) -> str:

@@ -27,16 +27,9 @@ from lockstep.report.compare.comparison import (
     other_quantities,
     times,
 )
-from lockstep.report.compare.judging import (
-    BLOCKED,
-    FASTER,
-    SAME,
-    SLOWER,
-    UNKNOWN,
-    Judged,
-    launches_needed,
-)
+from lockstep.report.compare.judging import BLOCKED, FASTER, SAME, SLOWER, UNKNOWN, Judged
 from lockstep.report.compute.scaling import WIDEST
+from lockstep.report.compute.statistics import launches_needed
 from lockstep.report.words import lines
 
 JudgedPair = tuple[Pair, Judged]
@@ -94,7 +87,7 @@ def outcome(points: Sequence[JudgedPair]) -> Outcome:
     faster = [point for point in reversed(by_ratio) if point[1].verdict == FASTER]
     changes = [judged.smallest_change for _, judged in points if kind_of(judged) == UNKNOWN]
     least = max((MOST_CHANGE + 1 if change is None else change for change in changes), default=None)
-    seen = "" if least is None or least > MOST_CHANGE else f"{100 * least:.2g} %"
+    seen = "" if least is None or least > MOST_CHANGE else f"{trimmed(100 * least, 2)} %"
     kind = "unshown"
     if slower or faster:
         kind = "differs"
@@ -251,7 +244,7 @@ def advice(comparison: Comparison) -> str:
     # At the error rate of the next look at more launches.
     error = comparison.error * comparison.look.next_share / comparison.look.share
     needed = launches_needed(max(noisy), comparison.margin, error)
-    goal = f"a change of {100 * comparison.margin:.2g} % at the noisiest point"
+    goal = f"a change of {trimmed(100 * comparison.margin, 2)} % at the noisiest point"
     if needed is None or needed > MOST_SENSIBLE:
         return (
             f"Find what disturbs the machine: launches vary by up to {percent(max(noisy))} %, so "

@@ -79,13 +79,18 @@ def reference(study: str, cases: Cases) -> int:
 def references(
     study: str, sequence: Sequence[tuple[Key, Cases]]
 ) -> list[tuple[Series, Point] | None]:
-    """Return the reference case of each group: the same setting at every size, None if missing."""
+    """Return the reference case of each group: the same setting at every size, None if missing.
+
+    A user's own test has no default setting, so its reference is the quickest of each group.
+    """
     every: dict[tuple[str, str], Cases] = {}
     for (workload, _, others), cases in sequence:
         every.setdefault((workload, others), []).extend(cases)
     chosen = {key: cases[reference(study, cases)][0] for key, cases in every.items()}
     return [
-        next((case for case in cases if case[0] is chosen[workload, others]), None)
+        max(cases, key=lambda case: case[1].rate)
+        if cases[0][0].row.is_own_test
+        else next((case for case in cases if case[0] is chosen[workload, others]), None)
         for (workload, _, others), cases in sequence
     ]
 
@@ -261,7 +266,9 @@ def kind_of_device(series: Series) -> str:
     return str(series.base.rows[0].details.get("accelerator", ""))
 
 
-PlaceKind = Literal["best", "slower", "not_shown_slower", "same_buckets", "alone"]
+PlaceKind = Literal["best", "slower", "not_shown_slower", "too_noisy", "same_buckets", "alone"]
+# The ratio of an interval's ends beyond which it says little.
+WIDE = 1.5
 
 
 @dataclass(frozen=True)
@@ -269,20 +276,18 @@ class Place:
     """One setting in a ranking.
 
     Attributes:
-        kind: `slower`: the ratio's interval is below 1; `not_shown_slower`: it is not;
-            `same_buckets`: buckets equal the best's; `alone`: there is no other setting.
-        rate: Samples per second.
+        kind: `slower`: the ratio's interval is below 1; `not_shown_slower`: it contains 1;
+            `too_noisy`: it contains 1 and is wide, or there is none; `same_buckets`: buckets equal
+            the best's; `alone`: there is no other setting.
         ratio: Rate / rate of the best.
-        interval: Interval of the ratio; for the best, of its rate.
-        memory_bytes: Peak memory of the rank that needs most.
+        interval: Interval of the ratio; None for the best.
     """
 
     kind: PlaceKind
     factors: dict[str, object]
-    rate: float
-    ratio: float
-    interval: Interval | None
-    memory_bytes: int | None = None
+    point: Point
+    ratio: float = 1.0
+    interval: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -370,15 +375,18 @@ def places(points: Sequence[Point], names: Collection[str]) -> tuple[Place, ...]
         return ()
     best, *others = sorted(points, key=lambda point: -point.rate)
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(points) * (len(points) - 1) // 2)
-    kind: PlaceKind = "best" if others else "alone"
-    own = _values(best, names), best.rate, 1.0, best.rate_interval, best.peak_memory_bytes
-    ranked = [Place(kind, *own)]
+    ranked = [Place("best" if others else "alone", _values(best, names), best)]
     for point in others:
         interval = ratio_interval(point.units, best.units, confidence)
-        kind = "slower" if interval and interval[1] < 1 else "not_shown_slower"
-        kind = "same_buckets" if _are_alike(point, best) else kind
-        ratio, memory_bytes = point.rate / best.rate, point.peak_memory_bytes
-        ranked.append(Place(kind, _values(point, names), point.rate, ratio, interval, memory_bytes))
+        kind: PlaceKind = "slower"
+        if _are_alike(point, best):
+            kind = "same_buckets"
+        elif interval is None or interval[1] > max(1.0, WIDE * interval[0]):
+            kind = "too_noisy"
+        elif interval[1] >= 1:
+            kind = "not_shown_slower"
+        ratio = point.rate / best.rate
+        ranked.append(Place(kind, _values(point, names), point, ratio, interval))
     return tuple(ranked)
 
 

@@ -5,7 +5,7 @@ speedup(p) = X(p) / X(p0) and parallel_efficiency(p) = speedup(p) / (p / p0).
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -14,13 +14,24 @@ from lockstep.core.flags import Flag
 from lockstep.core.formats import counted
 from lockstep.core.studies import WITHOUT_COST, WITHOUT_RATIO
 from lockstep.report.compute import diagnosis, replicates
-from lockstep.report.compute.statistics import Interval, log_interval, median_rate, ratio_interval
+from lockstep.report.compute.statistics import (
+    CONFIDENCE,
+    MOST_LAUNCHES,
+    Interval,
+    launches_needed,
+    log_interval,
+    median_rate,
+    ratio_interval,
+    welch,
+)
 from lockstep.report.load import layout
 from lockstep.report.load.results import Row, largest
 from lockstep.report.load.training_runs import USUAL
 
 SECONDS_PER_HOUR = 3600.0
 SAMPLES_PER_COST = 1e6
+# Launches of a size that give an interval of use.
+WANTED_LAUNCHES = 3
 # Largest ratio of an interval's ends; a wider interval is left out.
 WIDEST = 100.0
 
@@ -157,8 +168,12 @@ class Series:
 
     @property
     def noun(self) -> str:
-        """The noun of its sizes: rank, or device if not measured."""
-        return "rank" if self.row.origin == "measured" else "device"
+        """The noun of its sizes: rank; of a table device, or node if each has one device."""
+        if self.row.origin == "measured":
+            return "rank"
+        rows = [row for point in self.points for row in point.rows if row.world_size > 1]
+        are_nodes = rows and all(row.num_nodes == row.world_size for row in rows)
+        return "node" if are_nodes else "device"
 
     @property
     def is_compared(self) -> bool:
@@ -178,6 +193,11 @@ class Series:
         """Return the points above the baseline whose interval contains an efficiency."""
         return [point for point in self.above if point.reaches(threshold) is None]
 
+    def launches_to_show(self, threshold: float) -> str:
+        """Return how many launches show whether the unshown points reach an efficiency."""
+        sizes = {p: threshold * p.world_size / self.baseline for p in self.unshown(threshold)}
+        return launches_to_show(self.base, sizes)
+
 
 def no_interval(*points: Point) -> str:
     """Return why a value over these points has no interval."""
@@ -187,6 +207,27 @@ def no_interval(*points: Point) -> str:
         return "no interval: there is only one launch"
     is_equal = any(len(set(point.units)) == 1 for point in points)
     return f"no interval: the launches {'are equal' if is_equal else 'differ too much'}"
+
+
+def launches_to_show(base: Point, limits: Mapping[Point, float]) -> str:
+    """Return how many launches show, with 90 % power, on which side of a limit each speed-up is.
+
+    The number supposes that further launches vary as these do. Without two launches that differ it
+    is that of a first interval.
+    """
+    most, noun = WANTED_LAUNCHES, "launch"
+    is_least = False
+    for point, limit in limits.items():
+        test = welch(point.units, base.units)
+        if test is None or test.error == 0:
+            is_least = True
+            continue
+        margin = math.expm1(min(1.0, abs(test.log_ratio - math.log(limit))))
+        needed = launches_needed(test.spread, margin, 1 - CONFIDENCE)
+        is_least = is_least or needed is None
+        most = max(most, len(point.units) + 1, needed or MOST_LAUNCHES)
+        noun = "job" if len(point.units) < point.num_launches else noun
+    return f"{'at least' if is_least else 'about'} {counted(most, noun)} of each size"
 
 
 def series_of(

@@ -91,6 +91,7 @@ class CampaignFile:
 
     launches: list[PlannedLaunch] = field(default_factory=list)
     left_out: list[LeftOutSize] = field(default_factory=list)
+    dropped: list[PlannedLaunch] = field(default_factory=list)
     studies: list[str] = field(default_factory=list)
     size: str = ""
     case_budget: Amount | None = None

@@ -11,7 +11,9 @@ from lockstep.report.compute.scaling import best_efficiencies, series_of
 from lockstep.report.load import sources
 from lockstep.report.load.results import COPY, Launch, Results
 
-Kind = Literal["failed", "skipped", "no-result", "not-run", "too-few-gpus", "below-floor"]
+Kind = Literal[
+    "failed", "skipped", "no-result", "not-run", "dropped", "too-few-gpus", "below-floor"
+]
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Gap:
     @property
     def can_be_filled(self) -> bool:
         """Tell whether another run could fill the gap."""
-        return self.kind not in ("skipped", "too-few-gpus", "below-floor")
+        return self.kind not in ("skipped", "dropped", "too-few-gpus", "below-floor")
 
     @property
     def is_explained(self) -> bool:
@@ -75,6 +77,9 @@ def _not_run(folder: Path, results: Results) -> Iterator[Gap]:
         if name not in measured:
             shown = f"{name} ({folder / sources.LAUNCHES / name})" if name in elsewhere else name
             yield Gap("below-floor" if (size or 0) > last else "not-run", shown, None, size)
+    for planned in plan.get("dropped", []):
+        if planned["name"] not in measured:
+            yield Gap("dropped", planned["name"], None, planned.get("world_size"))
 
 
 def _of_launch(launch: Launch, results: Results) -> Iterator[Gap]:

@@ -268,7 +268,7 @@ class Results:
         if len(plans) < 2:
             return dict(*plans)
         name = " + ".join(str(plan.get("name", "?")) for plan in plans)
-        lists = ("launches", "left_out")
+        lists = ("launches", "left_out", "dropped")
         joined = {key: [x for plan in plans for x in plan.get(key, [])] for key in lists}
         return plans[0] | {"name": name} | joined
 

@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import Any
 
 from lockstep.core import formats
-from lockstep.core.formats import TIME_UNITS, counted, number, percent
+from lockstep.core.formats import TIME_UNITS, capital, counted, number, percent
 from lockstep.core.studies import LADDERS, OTHER, SWEEPS, TITLES
 from lockstep.report.check.curve_rules import rates_of_times
 from lockstep.report.check.evidence import Evidence
@@ -102,7 +102,7 @@ def imported_panel(
     drawn, figures = parts.drawn(series, origin), []
     if sound := parts.sound(drawn):
         figure = curves.efficiency(origin, sound, threshold, predicted)
-        figures = [figure | {"xlabel": "Devices"}]
+        figures = [figure | {"xlabel": f"{capital(sound[0].noun)}s"}]
     beside = rates_of_times(Evidence(results, series))
     num = f"The figure shows {MAX_CURVES} of the {len(drawn)} tables with three sizes or more."
     return panel(
@@ -144,7 +144,7 @@ def _imported_table(
     if series.row.scaling == "fixed-epochs":
         ratio = "Weak view (%)", lambda p: ratio_cell(p, percent(p.time_ratio))
     columns: parts.Columns = (
-        ("n", parts.CELLS["Ranks"]), "Global batch", ("Rows", parts.CELLS["Launches"]),
+        ("n", parts.CELLS["Ranks"]), "Nodes", "Global batch", ("Rows", parts.CELLS["Launches"]),
         (f"{timed} ({unit})", lambda p: number(None if p.time_s is None else p.time_s / per)),
         "Step time (ms)", rate, "Speed-up", "Efficiency (%)", "95 % interval (%)",
         ratio, (cost, lambda p: formats.trimmed(p.device_hours)),

@@ -10,9 +10,13 @@ from lockstep.report.check import checker
 from lockstep.report.check.evidence import joined
 from lockstep.report.columns import table
 from lockstep.report.compute import learning, slow
-from lockstep.report.compute.alternatives import drop_laddered
+from lockstep.report.compute.alternatives import WIDE, drop_laddered
 from lockstep.report.compute.evaluation import Evaluation
-from lockstep.report.compute.scaling import Series, no_interval
+from lockstep.report.compute.scaling import (
+    WANTED_LAUNCHES,
+    Series,
+    no_interval,
+)
 from lockstep.report.load.recorded import KEY as RECORDED
 from lockstep.report.load.results import Results
 from lockstep.report.page import (
@@ -158,7 +162,8 @@ def tiles(about: Headline | None, checked: str) -> list[dict[str, str]]:
     home = f"#{about.series.row.study}" if is_measured else ""
     made = _scaling_tiles(about, home)
     if why := about.why:
-        loss, ideal = why.loss, f"ideal {parts.ms(why.loss.step_s - why.loss.seconds)} ms"
+        loss = why.loss
+        ideal = f"ideal {parts.ms(loss.step_s - loss.seconds)} ms, by the baseline's step"
         lost = f"{parts.ms(loss.seconds)} of {parts.ms(loss.step_s)} ms"
         largest = f"{parts.ms(why.named[0].seconds)} ms " if why.kind == "named" else ""
         made.append((
@@ -184,9 +189,7 @@ def _scaling_tiles(about: Headline, home: str) -> list[tuple[str, str, str, str]
     note = f"{about.series.label}: {100 * about.threshold:.0f} % efficiency or more"
     if unshown := about.series.unshown(about.threshold):
         sizes = joined([each.world_size for each in unshown])
-        needed = "more launches"
-        if not all(each.efficiency_interval for each in unshown):
-            needed = f"at least {next_step.WANTED_LAUNCHES} launches of each size"
+        needed = about.series.launches_to_show(about.threshold)
         note += f"; not shown at {sizes} {noun}s: measure {needed}"
     interval = point.efficiency_interval
     span = f"{percent_span(interval)} %" if interval else no_interval(point, about.series.base)
@@ -226,7 +229,7 @@ def _verdicts(ladders: Headlines) -> list[str]:
     if noisy:
         sentences.append(
             f"Noise hides which cause takes the lost time in {listed(noisy, 4)}. Measure each size "
-            f"in more launches, at least {next_step.WANTED_LAUNCHES}."
+            f"in more launches, at least {WANTED_LAUNCHES}."
         )
     return sentences
 
@@ -316,7 +319,7 @@ def _warnings(evaluation: Evaluation) -> list[str]:
         (unequal, f"{unequal} series whose ranks have different numbers of threads"),
         (single, f"{counted(single, 'point')} without repeat"),
         (len(wide), f"{noisy}{counted(len(wide), 'interval')} wider than a factor of "
-         f"{next_step.WIDE:g} (in {listed(dict.fromkeys(wide), 4)})"),
+         f"{WIDE:g} (in {listed(dict.fromkeys(wide), 4)})"),
         (len(skewed), f"{counted(len(skewed), 'point')} {off} "
          f"(in {listed(dict.fromkeys(skewed), 4)})"),
         (broken, f"{counted(broken, 'launch')} incomplete"),

@@ -353,7 +353,7 @@ LOSS_NOTE = (
     "time of a rank that never waits, minus the other parts. A loss is a part's time minus its "
     "share of the baseline's time. A baseline of one rank separates DDP's own work from "
     "communication. DDP's own work and the fixed cost count only as far as more ranks do not share "
-    "them."
+    "them. The ideal step is the baseline's share; compute is longer where ranks share cores."
 )
 PHASE_COLUMNS = (
     "Ranks", "Data (ms)", "Forward (ms)", "Backward (ms)", "Optimizer (ms)",

@@ -128,6 +128,8 @@ def _reason(gap: Gap) -> str:
             return f"skipped: it needs {gap.world_size} GPUs, but the machine has {gap.num_gpus}"
         case "below-floor":
             return "left out: a smaller size missed until_efficiency"
+        case "dropped":
+            return "dropped: the launch was planned before repeats or world sizes were lowered"
         case "not-run":
             return "the launch was planned but has no result"
     return "the case was expected, but the launch holds no result of it"

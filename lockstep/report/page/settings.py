@@ -11,11 +11,12 @@ from lockstep.core import formats
 from lockstep.core.formats import counted, number, ratio
 from lockstep.core.studies import BUCKETS, CROSSED, LOADERS, ON_REQUEST, TITLES
 from lockstep.report.compute import alternatives
-from lockstep.report.compute.alternatives import Cases, Grid, Key, find_varied
+from lockstep.report.compute.alternatives import Cases, Grid, Key, Place, find_varied
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import ratio_interval
 from lockstep.report.page import parts
 from lockstep.report.page.parts import MAX_TABLES, Figure, Panel, Table, absolute, table
+from lockstep.report.words import ranking_card
 from lockstep.report.words.names import factors_text
 
 # The share of the best throughput that fewer workers may lose.
@@ -69,11 +70,13 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
 
 
 def requested_tables(study: str, series: Sequence[Series]) -> list[Table]:
-    """Return tables that compare settings of a step by time and memory; empty if none varies."""
-    if not any(len({str(curve.row.factors.get(n)) for curve in series}) > 1 for n in ON_REQUEST):
-        return []
-    tables = _tables(study, alternatives.groups(study, series))
-    return list(islice((made for made in tables if "group" not in made), MAX_TABLES))
+    """Return tables that compare settings of a step, or of the user's own tests, at each size."""
+    groups = [
+        (key, cases)
+        for key, cases in alternatives.groups(study, series)
+        if len(cases) > 1 and (cases[0][0].row.is_own_test or {*ON_REQUEST} & {*find_varied(cases)})
+    ]
+    return list(islice(_tables(study, groups), MAX_TABLES)) if groups else []
 
 
 def _tables(study: str, groups: Sequence[Group]) -> Iterator[Table]:
@@ -108,6 +111,11 @@ def _category_table(study: str, members: Sequence[Member], world_size: int) -> T
     first = cases[0][0]
     names = find_varied(members[0][0]) or list(first.row.factors)[:1]
     several, is_bucket = len(members) > 1, study in BUCKETS
+    placed = {
+        place.point: place
+        for own, _ in members
+        for place in alternatives.places([p for _, p in own if not p.blocked_by], names)
+    }
     texts = [*["Workload"] * several, *names, *["Buckets (MB)"] * is_bucket]
     throughput = f"Throughput ({first.row.sample_unit}/s)"
     times = ("Launches", "Step time (ms)", "95 % interval (ms)")
@@ -118,12 +126,12 @@ def _category_table(study: str, members: Sequence[Member], world_size: int) -> T
             *(str(curve.row.factors.get(name, formats.DASH)) for name in names),
             *[_buckets(point)] * is_bucket,
             *(parts.CELLS[name](point) for name in times), number(point.throughput_samples_per_s),
-            *_ratio_cells(point, base[1] if base else None),
+            *_ratio_cells(point, base[1] if base else None, placed.get(point)),
             parts.share(point.rows, "loader_idle"), _first_reduce(point),
             *(parts.CELLS[name](point) for name in shared),
         ]
         for own, base in members
-        for curve, point in own
+        for curve, point in sorted(own, key=lambda case: -case[1].rate)
     ]  # fmt: skip
     note = (
         "There is no ratio, because the setting that others are compared with was not measured at "
@@ -132,6 +140,7 @@ def _category_table(study: str, members: Sequence[Member], world_size: int) -> T
     if base := members[0][1]:
         beside = " of the same workload" if several else f", {absolute(base[1])},"
         note = f"Ratio of throughput to {_setting(base[0], names)}{beside} at the same world size."
+    note += " The verdict compares with the quickest setting, corrected for all pairs of settings."
     same = {k: v for k, v in first.row.factors.items() if k not in names}
     fixed = formats.listed(f"{k}={v}" for k, v in same.items() if k != "workload")
     caption = _place(
@@ -139,7 +148,7 @@ def _category_table(study: str, members: Sequence[Member], world_size: int) -> T
     )
     return table(
         f"{caption}, {fixed}" if fixed else caption,
-        [*texts, *times, throughput, "Ratio", "95 % interval", "Step waits (%)",
+        [*texts, *times, throughput, "Ratio", "95 % interval", "Verdict", "Step waits (%)",
          "First all-reduce (ms)", *shared], rows, len(texts),
         note=note + _without_effect(cases),
         finding=_quickest(members, names),
@@ -160,11 +169,15 @@ def _first_reduce(point: Point) -> str:
     return number(median(times_s) * parts.MILLI if times_s and is_asked else None)
 
 
-def _ratio_cells(point: Point, base: Point | None) -> list[str]:
+def _ratio_cells(point: Point, base: Point | None, place: Place | None) -> list[str]:
+    """Return the ratio to the reference, its interval, and the verdict against the quickest."""
+    verdict = ranking_card.VERDICTS[place.kind] if place else formats.DASH
     if base is None or point.blocked_by or base.blocked_by:
-        return [formats.DASH, formats.DASH]
+        return [formats.DASH, formats.DASH, verdict]
     interval = None if point is base else ratio_interval(point.units, base.units)
-    return [ratio(point.rate / base.rate), formats.ratio_span(interval)]
+    if place and point.rows[0].is_own_test:  # its reference is the quickest
+        interval = place.interval
+    return [ratio(point.rate / base.rate), formats.ratio_span(interval), verdict]
 
 
 def _without_effect(cases: Cases) -> str:
@@ -189,14 +202,16 @@ def _quickest(members: Sequence[Member], names: Sequence[str]) -> str:
     several = [own for own in sound if len(own) > 1]
     best = [max(own, key=lambda case: case[1].rate)[0] for own in several]
     named = formats.listed(dict.fromkeys(_setting(curve, names) for curve in best), 3)
-    beside = ", others statistically tied" if any(map(_num_equal, several)) else ""
+    unsure = dict.fromkeys(verdict for own in several for verdict in _unsure(own))
+    beside = f", others {' or '.join(unsure)}" if unsure else ""
     return f"quickest {named}{beside}" if named else ""
 
 
-def _num_equal(cases: Cases) -> int:
-    """Return how many settings are not shown to be slower than the quickest."""
+def _unsure(cases: Cases) -> list[str]:
+    """Return the verdicts of the settings that are not shown to be slower than the quickest."""
     places = alternatives.places([point for _, point in cases], ())
-    return sum(place.kind == "not_shown_slower" for place in places)
+    kinds = [place.kind for place in places if place.kind in ("not_shown_slower", "too_noisy")]
+    return [ranking_card.VERDICTS[kind] for kind in kinds]
 
 
 def _place(series: Series, world_size: int, what: str = "") -> str:
@@ -231,9 +246,10 @@ def _knees(groups: Sequence[Group]) -> list[str]:
 
 def _best(cases: Cases, world_size: int) -> str:
     best, point = max(cases, key=lambda case: case[1].rate)
-    equal = _num_equal(cases)
-    start = "Fastest as measured" if equal else "Best setting"
-    beside = f"; {counted(equal, 'other')} statistically tied" if equal else ""
+    unsure = _unsure(cases)
+    start = "Fastest as measured" if unsure else "Best setting"
+    verdicts = " or ".join(dict.fromkeys(unsure))
+    beside = f"; {counted(len(unsure), 'other')} {verdicts}" if unsure else ""
     return (
         f"{start} of {len(cases)} for {_place(best, world_size)}: "
         f"{_setting(best, find_varied(cases))}, {absolute(point)}{beside}."

@@ -59,7 +59,7 @@ def point_lines(results: Results, series: Sequence[Series]) -> list[str]:
     points = [point for curve in _shown(series) for point in curve.points if point.step_s]
     if not {point.device_hours_per for point in points} <= {None, "run"}:
         lines += sentence(parts.cost_note(results.hours, points), NARROWEST)
-    return [*lines, *ranking_card.rate_lines(series)]
+    return [*lines, *ranking_card.rate_lines(series), *ranking_card.own_cards(series)]
 
 
 def verdict(page: Mapping[str, Any]) -> list[str]:

@@ -8,8 +8,15 @@ from lockstep.core.formats import capital, counted, listed, number, percent, per
 from lockstep.core.studies import LADDERS
 from lockstep.measure.causes.bound import Cause
 from lockstep.report.compute import quantities
+from lockstep.report.compute.alternatives import WIDE
 from lockstep.report.compute.quantities import Loss, Part, Reason
-from lockstep.report.compute.scaling import Point, Series, compute_gain, no_interval
+from lockstep.report.compute.scaling import (
+    Point,
+    Series,
+    compute_gain,
+    launches_to_show,
+    no_interval,
+)
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.page import parts
 from lockstep.report.words import verdict_card
@@ -140,7 +147,8 @@ class Headline:
         points = self.series.points
         text = f"{num_flagged(points) or 'none'} of its {counted(len(points), 'point')} flagged"
         num_warned = sum(point.is_warned_of for point in points)
-        return f"{text}, check warns of {num_warned}" if num_warned else text
+        warned = f", check warns about {counted(num_warned, 'point')}"
+        return text + warned * bool(num_warned)
 
 
 def judge(series: Series, threshold: float, why_blocked: str = "") -> Headline:
@@ -215,28 +223,33 @@ def choices(series: Series, threshold: float) -> list[Choice]:
     points = series.points
     if not series.above or series.main or any(point.blocked_by for point in points):
         return []
-    # Work costs least per device where the efficiency is highest: a larger size must be shown.
-    cheap = (series.good(1.0) or [series.base])[-1]
+    # Work costs least per device where the efficiency is highest.
+    cheap = max(points, key=lambda point: (point.parallel_efficiency, point.world_size))
+    per_rank = {p: p.world_size / cheap.world_size for p in points if p is not cheap}
+    unsure = {p: times for p, times in per_rank.items() if not _is_slower(p, cheap, 1 / times)}
     good, unshown = series.good(threshold), series.unshown(threshold)
-    lacking = "more launches would show it" if unshown else "each larger size is shown to miss it"
+    lacking = "each larger size is shown to miss it"
+    if unshown:
+        lacking = f"{series.launches_to_show(threshold)} would show it"
     fast = max(points, key=lambda point: (point.rate, -point.world_size))
     slower = {point.world_size: _is_slower(point, fast) for point in points if point is not fast}
     equal = next(point for point in points if not slower.get(point.world_size))
-    is_known = None not in slower.values()
+    open_ = {p: 1.0 for p in points if slower.get(p.world_size, False) is None}
     beside = "" if equal is fast else f"{fast.world_size} is not shown to be faster"
     return [
         Choice(
-            "fewest device-hours", cheap.world_size,
-            "no larger size is shown to be as efficient" if cheap is series.base else _why(cheap),
+            "fewest device-hours", None if unsure else cheap.world_size,
+            f"{launches_to_show(cheap, unsure)} would show it" if unsure
+            else "every other size is shown to be less efficient",
         ),
         Choice(
             f"{100 * threshold:.0f} % efficiency or more", good[-1].world_size if good else None,
             _why(good[-1]) if good else lacking, "not shown" if unshown else "none",
         ),
         Choice(
-            "shortest time", equal.world_size if is_known else None,
-            "; ".join(filter(None, [_why(equal), beside])) if is_known
-            else "more launches would show it",
+            "shortest time", None if open_ else equal.world_size,
+            f"{launches_to_show(fast, open_)} would show it" if open_
+            else "; ".join(filter(None, [_why(equal), beside])),
             beside=beside,
         ),
     ]  # fmt: skip
@@ -250,18 +263,22 @@ def choice_sentences(series: Sequence[Series], threshold: float) -> list[str]:
             sizes = "; ".join(
                 f"{choice.purpose}: {counted(choice.world_size, curve.noun)}"
                 + (f" ({choice.beside})" if choice.beside else "")
-                if choice.world_size else f"{choice.purpose}: {choice.lacking}" for choice in made
+                if choice.world_size else f"{choice.purpose}: {choice.lacking} ({choice.why})"
+                for choice in made
             )  # fmt: skip
             lines.append(f"{curve.label}, size by purpose: {sizes}")
     return lines[:MAX_PRINTED]
 
 
-def _is_slower(point: Point, fast: Point) -> bool | None:
-    """Whether the fastest size is shown to be faster; None without an interval of the ratio."""
+def _is_slower(point: Point, fast: Point, times: float = 1.0) -> bool | None:
+    """Whether a point is shown to be faster by more than `times`; None if that is too noisy."""
+    made = compute_gain(fast.rate, fast.units, point, times)
     if point.rows[0].origin != "measured":
-        return point.rate < fast.rate
-    interval: Interval | None = compute_gain(fast.rate, fast.units, point, 1.0)["speedup_interval"]
-    return interval and interval[0] > 1
+        return bool(made["parallel_efficiency"] > 1)
+    interval: Interval | None = made["efficiency_interval"]
+    if interval is None or (interval[0] <= 1 and interval[1] > WIDE * interval[0]):
+        return None
+    return interval[0] > 1
 
 
 def _span(time: Part | Loss) -> str:

@@ -5,8 +5,13 @@ from collections.abc import Sequence
 from lockstep.core.formats import counted, listed, percent, percent_span
 from lockstep.core.studies import LADDERS
 from lockstep.report.compute import learning
-from lockstep.report.compute.alternatives import drop_laddered
-from lockstep.report.compute.scaling import Point, Series, no_interval
+from lockstep.report.compute.alternatives import WIDE, drop_laddered
+from lockstep.report.compute.scaling import (
+    WANTED_LAUNCHES,
+    Point,
+    Series,
+    no_interval,
+)
 from lockstep.report.compute.slow import Slowest
 from lockstep.report.load.recorded import KEY as RECORDED
 from lockstep.report.load.results import Results
@@ -14,13 +19,12 @@ from lockstep.report.words import verdict_card
 from lockstep.report.words.names import name_of
 from lockstep.report.words.verdict_card import Judged
 
-WANTED_LAUNCHES = 3
 UNMEASURED = "No case has a result: fix the reasons listed under Not measured, and run again."
 CITED_ALONE = "Measure the same points on the machine you will use; cited numbers are no evidence."
 RECORDED_ALONE = "Measure your own machine with lockstep run; it needs the extra [bench] (torch)."
-ON_GPUS = "Run the same campaign on the GPUs you will use: the suite works on this machine."
-OWN_ON_GPUS = "Then measure the test on the GPUs you will use."
-THEN_ON_GPUS = "Then run the same campaign on the GPUs you will use."
+ON_GPUS = "Run the same campaign on the machine you will train on: the suite works on this one."
+OWN_ON_GPUS = "Then measure the test on the machine you will train on."
+THEN_ON_GPUS = "Then run the same campaign on the machine you will train on."
 UNEXPLAINED = (
     "Pass the model in DDP to lockstep.measure (ddp=model): the report then says what a step "
     "loses, and to which rank."
@@ -30,8 +34,6 @@ MORE_SEEDS = (
     "interval, or a wide one."
 )
 TRAINED = "Change a setting, train again, and compare the runs with these: lockstep compare."
-# The ratio of an interval's ends beyond which a point says little.
-WIDE = 1.5
 
 
 def next_step(
@@ -115,7 +117,8 @@ def _undecided(measured: Sequence[Series], threshold: float) -> str:
             why = no_interval(unshown[0], curve.base)
             span = f"{percent_span(interval)} %" if interval else why
             return (
-                f"Measure more launches: it is not shown whether {counted(size, 'rank')} reach "
+                f"Measure {curve.launches_to_show(threshold)}: it is not shown "
+                f"whether {counted(size, 'rank')} reach "
                 f"{100 * threshold:.0f} % efficiency in {name_of(curve)} ({span})."
             )
     return ""

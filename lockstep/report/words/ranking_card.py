@@ -4,11 +4,26 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from lockstep.core.formats import capital, counted, number, percent, percent_span, ratio, span
+from lockstep.core.formats import (
+    capital,
+    counted,
+    number,
+    percent,
+    percent_span,
+    ratio,
+    ratio_span,
+    span,
+)
 from lockstep.core.metrics import GIGA
 from lockstep.core.studies import LADDERS, NAMES, TITLES, WITHOUT_RANKING
 from lockstep.report.compute import alternatives
-from lockstep.report.compute.alternatives import Place, Ranking, factor_ladders, rank
+from lockstep.report.compute.alternatives import (
+    Place,
+    PlaceKind,
+    Ranking,
+    factor_ladders,
+    rank,
+)
 from lockstep.report.compute.scaling import Series, no_interval
 from lockstep.report.page import parts
 from lockstep.report.words.headline import TIMES, entry
@@ -18,6 +33,10 @@ from lockstep.report.words.names import factors_text
 BLOCKED = "there is no verdict, because an error of lockstep check blocks it"
 # Studies that measure settings of one step.
 STUDIES = [name for name in NAMES if name not in (*LADDERS, *WITHOUT_RANKING)]
+VERDICTS: dict[PlaceKind, str] = {
+    "best": "quickest", "slower": "slower", "not_shown_slower": "statistically tied",
+    "too_noisy": "too noisy to say", "same_buckets": "the same buckets", "alone": "",
+}  # fmt: skip
 # Settings that are named in a sentence.
 MOST_NAMED = 4
 
@@ -81,8 +100,8 @@ def device_headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
     return made
 
 
-def headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """Return the quickest setting of each study at its largest size, with those at smaller sizes.
+def rankings(series: Sequence[Series]) -> list[Ranking]:
+    """Return the ranking of each study's settings at its largest size, with those at smaller sizes.
 
     A parametrized test of the user's own is such a study.
     """
@@ -92,15 +111,20 @@ def headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
         if row.origin == "measured" and (row.study in STUDIES or row.is_own_test):
             groups.setdefault((row.study, row.workload), []).append(curve)
     order = {study: place for place, study in enumerate(STUDIES)}
-    rankings = [
+    return [
         ranking
         for _, own in sorted(groups.items(), key=lambda item: order.get(item[0][0], len(STUDIES)))
         for ranking in rank(own, alternatives.find_varied([(curve, curve.base) for curve in own]))
         if len(ranking.places) > 1
     ]
-    count = Counter(ranking.study for ranking in rankings)
+
+
+def headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
+    """Return a headline for each ranking: its best setting, and those at smaller sizes."""
+    ranked = rankings(series)
+    count = Counter(ranking.study for ranking in ranked)
     made = []
-    for ranking in rankings:
+    for ranking in ranked:
         is_study, text = ranking.study in STUDIES, _headline(ranking)
         flagged = f"{ranking.num_flagged or 'none'} of the {len(ranking.places)} settings flagged"
         launches = counted(ranking.num_launches, "launch")
@@ -109,7 +133,7 @@ def headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
             TITLES[ranking.study] if is_study else "Settings",
             # If only one study is ranked, the summary of all series names the shared settings.
             "" if is_study and count[ranking.study] == 1 else _about(ranking),
-            "open" if ranking.is_one or _of_kind(ranking, "not_shown_slower") else "good",
+            "open" if ranking.is_one or _unsure(ranking) else "good",
             text, trust, text=f"{text} {capital(trust)}.",
             short="; ".join(f"{counted(each.world_size, 'rank')} {factors_text(best.factors)}"
                             for each in ranking.smaller for best in each.places[:1]),
@@ -119,22 +143,25 @@ def headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
 
 
 def lines(ranking: Ranking) -> list[str]:
-    """Return the card: a headline, then a line for each setting."""
-    rows = []
+    """Return the card: a headline, then a table of the settings, the quickest first."""
+    rows = [["", "step time", "throughput", "memory", "ratio to the best", "interval", ""]]
     for place in ranking.places:
-        beside = ""
-        if place.kind not in ("best", "alone"):
-            known = percent_span(place.interval) if place.interval else "no interval"
-            beside = f"{percent(place.ratio):>6} % of the best   {known}"
-        memory = f"{number(place.memory_bytes / GIGA):>7} GB" if place.memory_bytes else ""
-        rate = f"{number(place.rate):>10} {ranking.unit}/s"
-        rows.append(f"  {factors_text(place.factors):<32}{rate}{memory} {beside}".rstrip())
+        point, memory = place.point, place.point.peak_memory_bytes
+        rows.append([
+            factors_text(place.factors),
+            f"{number(point.step_s, scale=parts.MILLI)} ms" if point.step_s else "",
+            f"{number(point.rate)} {ranking.unit}/s",
+            f"{number(memory / GIGA)} GB" if memory else "",
+            "" if place.kind in ("best", "alone") else ratio(place.ratio),
+            ratio_span(place.interval) if place.interval else "",
+            VERDICTS[place.kind],
+        ])  # fmt: skip
+    kept = [column for column in zip(*rows, strict=True) if any(column[1:])]
     trust = counted(ranking.num_launches, "launch")
-    tied = _of_kind(ranking, "not_shown_slower")
-    hint = "; use more --repeats to tell closer settings apart" if tied else ""
+    hint = "; use more --repeats to tell closer settings apart" if _unsure(ranking) else ""
     return [
         _headline(ranking),
-        *rows,
+        *(f"  {line}" for line in numbers([*zip(*kept, strict=True)])),
         f"trust     {ranking.study}, {_about(ranking)}; {trust} of each setting{hint}",
     ]
 
@@ -144,6 +171,10 @@ def _about(ranking: Ranking) -> str:
         {key: value for key, value in ranking.common.items() if key != "workload"}
     )
     return ", ".join(filter(None, (ranking.workload, shared)))
+
+
+def _unsure(ranking: Ranking) -> bool:
+    return any(place.kind in ("not_shown_slower", "too_noisy") for place in ranking.places)
 
 
 def _of_kind(ranking: Ranking, kind: str) -> list[Place]:
@@ -159,16 +190,17 @@ def _headline(ranking: Ranking) -> str:
     text = f"There is nothing to rank {where}."
     if ranking.places:
         first = ranking.places[0]
-        best = "Fastest as measured" if tied else "Best"
+        best = "Fastest as measured" if _unsure(ranking) else "Best"
         if ranking.study not in STUDIES:  # a user's values may change the work of a step
-            best = "Fastest, if all do the same work,"
+            best = f"Fastest{' as measured' * _unsure(ranking)}, if all do the same work,"
         if first.kind != "best":
             best = "Only one setting was measured"
-        rate = f"{number(first.rate)} {ranking.unit}/s"
-        rate += f" ({span(first.interval)})" if first.interval else ""
+        rate, interval = f"{number(first.point.rate)} {ranking.unit}/s", first.point.rate_interval
+        rate += f" ({span(interval)})" if interval else ""
         text = f"{best} {where}: {factors_text(first.factors)}, {rate}."
     others = {
-        "statistically tied with it": tied,
+        f"{VERDICTS['not_shown_slower']} with it": tied,
+        VERDICTS["too_noisy"]: [place.factors for place in _of_kind(ranking, "too_noisy")],
         "the same buckets": [place.factors for place in _of_kind(ranking, "same_buckets")],
         f"without a valid point {where}": ranking.absent,
     }
@@ -191,3 +223,10 @@ def _some(settings: Sequence[Mapping[str, object]]) -> str:
 def cards(series: Sequence[Series], names: Collection[str]) -> list[str]:
     """Return the lines of the cards of all rankings by the factors of these names."""
     return [line for ranking in rank(series, names) for line in lines(ranking)]
+
+
+def own_cards(series: Sequence[Series]) -> list[str]:
+    """Return the lines of the cards of the user's own parametrized tests, at each world size."""
+    own = [curve for curve in series if curve.row.is_own_test]
+    ranked = (each for first in rankings(own) for each in (first, *first.smaller))
+    return [line for ranking in ranked for line in ["", *lines(ranking)]]

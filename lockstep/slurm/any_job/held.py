@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from lockstep.core.formats import DASH, clock, counted, in_words, size_of
+from lockstep.core.formats import DASH, clock, counted, in_words, size_of, trimmed
 from lockstep.slurm import client as slurm
 from lockstep.slurm.client import ENDED, FailedError, Queued
 from lockstep.slurm.status import accounting
@@ -304,7 +304,7 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
             memory = use["memory_bytes"]
             memory = "" if memory is None else f", {_mebibytes(memory)} of memory"
             busy = f"{use['busy_percent']}% busy{memory} ({use['column']} of step {use['step']})"
-        yield f"  GPUs    {account['gpu_hours']:.3g} GPU-hours; {busy}"
+        yield f"  GPUs    {trimmed(account['gpu_hours'])} GPU-hours; {busy}"
     if account["state"] not in ENDED:
         then = "top" if account["state"] == "RUNNING" else "why"
         yield f"  The job has not ended; lockstep slurm {then} {job_id} shows its state"

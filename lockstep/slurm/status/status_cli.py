@@ -19,7 +19,7 @@ from rich.text import Text
 from lockstep.campaign.campaign import LeftOut
 from lockstep.core import files
 from lockstep.core.findings import SYMPTOMS
-from lockstep.core.formats import counted
+from lockstep.core.formats import counted, trimmed
 from lockstep.report.tracker import live
 from lockstep.slurm import client as slurm
 from lockstep.slurm.any_job import held
@@ -239,8 +239,8 @@ def _collect(folder: str, *, as_json: bool) -> None:
         accounts = [row["accounting"] for row in rows if row["accounting"]]
         measured = sum(row["measured_rank_hours"] or 0.0 for row in rows)
         sums = {unit: sum(a.get(key) or 0.0 for a in accounts) for key, unit in HOURS.items()}
-        totals = ", ".join(f"{hours:.3g} {unit}" for unit, hours in sums.items() if hours)
-        totals = totals and f": {totals}; {measured:.3g} rank-hours in timed regions"
+        totals = ", ".join(f"{trimmed(hours)} {unit}" for unit, hours in sums.items() if hours)
+        totals = totals and f": {totals}; {trimmed(measured)} rank-hours in timed regions"
         click.echo(f"accounting of {len(accounts)} of {counted(len(rows), 'job')}{totals}")
     click.echo(f"Next: lockstep report {shlex.quote(folder)}")
 

@@ -186,7 +186,7 @@ def read_stored(results: Results) -> tuple[Campaign, Site]:
         )
         raise ValueError(f"{results.path}: no jobs were submitted from here; {todo}")
     # Keys of campaign.json that a campaign file does not have; older folders have "on_end".
-    others = ("launches", "left_out", "on_end")
+    others = ("launches", "left_out", "dropped", "on_end")
     kept = {key: value for key, value in campaign.items() if key not in others}
     try:
         return Campaign.model_validate(kept), stored_site(results)
