@@ -1,4 +1,4 @@
-"""Settings that may be compared, since all but one factor agree: grids, ladders, rankings."""
+"""Settings that may be compared, since all but one factor agree: ladders, rankings."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,37 +17,6 @@ USUAL = {
 Cases = list[tuple[Series, Point]]
 # Workload, world size, and the factors and layout that are not varied.
 Key = tuple[str, int, str]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Throughput of a setting / that of the reference, whose own cell has no interval."""
-
-    ratio: float
-    interval: Interval | None
-
-    @property
-    def is_shown(self) -> bool:
-        """Tell whether the interval excludes 1."""
-        return self.interval is not None and not self.interval[0] <= 1 <= self.interval[1]
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Settings over world sizes, each compared with the reference at its size.
-
-    Attributes:
-        series: One of the series, for facts that all share.
-        names: Factors that vary.
-        cells: Values of the factors -> world size -> cell, which is missing if the reference was
-            not measured at that size, or an error of the check blocks the ratio.
-    """
-
-    series: Series
-    names: list[str]
-    sizes: list[int]
-    cells: dict[tuple[str, ...], dict[int, Cell]]
-    reference: tuple[str, ...]
 
 
 def groups(study: str, series: Sequence[Series]) -> list[tuple[Key, Cases]]:
@@ -116,34 +85,6 @@ def independent(names: Sequence[str], cases: Cases) -> list[str]:
         if not any(len(set(zip(b, values, strict=True))) == len(set(b)) for b in befores):
             kept.append(name)
     return kept
-
-
-def grids(study: str, sequence: Sequence[tuple[Key, Cases]]) -> list[Grid]:
-    """Return a grid for each set of groups that differ only in world size."""
-    joined: dict[tuple[str, str], list[tuple[Key, Cases]]] = {}
-    for key, cases in sequence:
-        if len(cases) > 1:
-            joined.setdefault((key[0], key[2]), []).append((key, cases))
-    made = []
-    for sizes in joined.values():
-        every = [case for _, cases in sizes for case in cases]
-        names = independent(find_varied(every), every)
-        values = {
-            id(curve): tuple(str(curve.row.factors.get(name)) for name in names) or (curve.label,)
-            for curve, _ in every
-        }
-        cells: dict[tuple[str, ...], dict[int, Cell]] = {}
-        for ((_, world_size, _), cases), base in zip(sizes, references(study, sizes), strict=True):
-            for curve, point in cases:
-                row = cells.setdefault(values[id(curve)], {})
-                if base and not (point.blocked_by or base[1].blocked_by):
-                    is_base = point is base[1]
-                    interval = None if is_base else ratio_interval(point.units, base[1].units)
-                    row[world_size] = Cell(point.rate / base[1].rate, interval)
-        named = values[id(every[reference(study, every)][0])]
-        world_sizes = [size for (_, size, _), _ in sizes]
-        made.append(Grid(every[0][0], names, world_sizes, cells, named))
-    return made
 
 
 @dataclass(frozen=True)

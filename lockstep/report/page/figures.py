@@ -25,7 +25,6 @@ artist.kwdoc = lambda _: ""  # type: ignore[assignment]  # the name of its argum
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.lines import Line2D  # noqa: E402
-from matplotlib.patches import Rectangle  # noqa: E402
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator  # noqa: E402
 
 artist.kwdoc = _written
@@ -531,41 +530,6 @@ def _stack(axes: Axes, spec: Spec, name: str) -> list[Mark]:
     return marks
 
 
-def grid(figure: Figure, spec: Spec) -> Drawn:
-    """Draw ratios of settings over sizes as a table of tinted cells, which reads without colours.
-
-    The description has `rows`, `columns` and `cells`, each None or ratio, interval and is_shown.
-    """
-    axes = _rows(figure, spec, spec["rows"])
-    columns = spec["columns"]
-    marks = []
-    for y, row in enumerate(spec["cells"]):
-        for x, cell in enumerate(row):
-            if cell is None:
-                continue
-            # A ratio of 2, or of 1/2, has the full tint, on which text keeps a contrast of 4.5.
-            strength = min(abs(math.log2(cell["ratio"])), 1.0)
-            axes.add_patch(Rectangle(
-                (x - 0.48, y - 0.46), 0.96, 0.92, linewidth=0, alpha=round(8 * strength) / 16,
-                facecolor=SERIES_COLOURS[0 if cell["ratio"] >= 1 else 1],
-            ))  # fmt: skip
-            text = formats.ratio(cell["ratio"])
-            axes.text(
-                x, y, text, ha="center", va="center",
-                fontsize=LABEL_PT if len(columns) <= 8 else LABEL_PT - 1.5,
-                fontweight="bold" if cell["is_shown"] else "normal",
-            )  # fmt: skip
-            ends = f" ({formats.ratio_span(tuple(cell['interval']))})" if cell["interval"] else ""
-            text = f"{spec['rows'][y]} on {columns[x]} ranks: {text}{ends}"
-            marks.append(Mark(axes, x, y, text))
-    axes.set_xlim(-0.5, len(columns) - 0.5)
-    axes.set_xticks(range(len(columns)), columns)
-    axes.tick_params(length=0)
-    axes.grid(visible=False)
-    axes.spines[["left", "bottom"]].set_visible(False)
-    return ROWS_IN + 0.29 * len(spec["rows"]), marks
-
-
 def roofline(figure: Figure, spec: Spec) -> Drawn:
     """Draw `points` of kernels (label, precision, x in FLOP per byte, y in TFLOP/s) under peaks.
 
@@ -598,7 +562,7 @@ def roofline(figure: Figure, spec: Spec) -> Drawn:
 
 KINDS: dict[str, Callable[[Figure, Spec], Drawn]] = {
     "curve": curves, "band": bands, "category": dots, "change": changes, "stack": stacks,
-    "grid": grid, "roofline": roofline,
+    "roofline": roofline,
 }  # fmt: skip
 
 

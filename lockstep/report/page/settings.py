@@ -1,7 +1,4 @@
-"""The panels of studies that compare settings: precision, bucket size, loader, sensitivity.
-
-With several sizes, figures show ratios over all sizes; otherwise rates of the only size.
-"""
+"""The panels of studies that compare settings: precision, bucket size, loader, sensitivity."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
@@ -11,7 +8,7 @@ from lockstep.core import formats
 from lockstep.core.formats import counted, number, ratio
 from lockstep.core.studies import BUCKETS, CROSSED, LOADERS, ON_REQUEST, TITLES
 from lockstep.report.compute import alternatives
-from lockstep.report.compute.alternatives import Cases, Grid, Key, Place, find_varied
+from lockstep.report.compute.alternatives import Cases, Key, find_varied
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import ratio_interval
 from lockstep.report.page import parts
@@ -276,56 +273,15 @@ def _main_effects(cases: Cases, world_size: int) -> Table:
     )  # fmt: skip
 
 
-# Fewest sizes for a grid; with fewer, each size has a figure with intervals.
-GRID_FROM = 3
-MAX_FIGURES = 2
-MAX_ITEMS, MAX_GRID_ROWS, MAX_GRID_COLUMNS = 12, 16, 12
+MAX_FIGURES, MAX_ITEMS = 2, 12
 
 
 def _figures(study: str, groups: Sequence[Group]) -> tuple[list[Figure], list[str]]:
-    compare = [(key, cases) for key, cases in groups if len(cases) > 1]
-    if len({size for (_, size, _), _ in compare}) >= GRID_FROM:
-        grids = alternatives.grids(study, compare)
-        made = [_grid(study, index, grid) for index, grid in enumerate(grids[:MAX_FIGURES])]
-        count = len(grids)
-    else:
-        # The largest size first, since campaigns are made for it.
-        compare.sort(key=lambda item: -item[0][1])
-        made = [_rates(study, i, key[1], c) for i, (key, c) in enumerate(compare[:MAX_FIGURES])]
-        count = len(compare)
-    note = f"Figures show the first {MAX_FIGURES} of {count} groups of settings."
-    return made, [note] if count > MAX_FIGURES else []
-
-
-def _grid(study: str, index: int, grid: Grid) -> Figure:
-    curve = grid.series
-    beside = f", {curve.layout}" if curve.layout else ""
-    rows, sizes = list(grid.cells)[:MAX_GRID_ROWS], grid.sizes[-MAX_GRID_COLUMNS:]
-    cells = [[grid.cells[row].get(size) for size in sizes] for row in rows]
-    names = ", ".join(grid.names)
-    reference = factors_text(dict(zip(grid.names, grid.reference, strict=False)))
-    described = "; ".join(
-        f"{', '.join(row)}: "
-        + ", ".join(f"{ratio(c.ratio)} at {s}" for c, s in zip(each, sizes, strict=True) if c)
-        for row, each in zip(rows, cells, strict=True)
-    )
-    note = (
-        f"Throughput divided by that of {reference} at the same size. Bold: the 95 % interval "
-        "excludes 1. Blue: faster, orange: slower."
-    )
-    num_rows, num_sizes = len(grid.cells) - len(rows), len(grid.sizes) - len(sizes)
-    if num_rows or num_sizes:
-        note += f" No room for {num_rows} more settings and {num_sizes} smaller sizes."
-    return {
-        "kind": "grid", "id": f"{study}-{index}", "note": note,
-        "title": f"{TITLES.get(study, study)}: {curve.row.workload}{beside}, all sizes",
-        "rows": [", ".join(row) for row in rows], "columns": [str(size) for size in sizes],
-        "cells": [[None if c is None else {"ratio": c.ratio, "interval": parts.ends(c.interval),
-                                           "is_shown": c.is_shown} for c in each]
-                  for each in cells],
-        "xlabel": "Ranks", "ylabel": names,
-        "desc": f"Throughput by {names} over that of {reference}. {described}.",
-    }  # fmt: skip
+    # The largest size first, since campaigns are made for it.
+    compare = sorted((each for each in groups if len(each[1]) > 1), key=lambda item: -item[0][1])
+    made = [_rates(study, i, key[1], c) for i, (key, c) in enumerate(compare[:MAX_FIGURES])]
+    note = f"Figures show the first {MAX_FIGURES} of {len(compare)} groups of settings."
+    return made, [note] if len(compare) > MAX_FIGURES else []
 
 
 def _rates(study: str, index: int, world_size: int, cases: Cases) -> Figure:
