@@ -15,7 +15,6 @@ EXAMPLES = """
 Examples:
   lockstep bundle results/first
   lockstep bundle results/first --to first.tar.gz --license CC-BY-4.0
-  lockstep bundle results/first --point strong@2 --to point.tar.gz
 
 The archive holds the results with scripts, logs and accounting, their page, the launches'
 environment and image hash, README.md, reproduce.md, an artefact description as the SC conferences
@@ -32,52 +31,32 @@ LEFT_OUT = (".sif", ".lock", ".part", ".tmp", ".html", ".key")
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--to", "target", type=click.Path(path_type=Path, dir_okay=False),
               help="Archive to write [DIR.tar.gz].")  # fmt: skip
-@click.option(
-    "--point",
-    metavar="CASE@SIZE",
-    help=("Bundle only one point (less than 1 MB), for a bug report."),
-)
 @click.option("--license", "licence", help="Licence of the data, written into the metadata.")
 @click.option("--force", is_flag=True, help="Replace an existing archive.")
-def bundle(
-    folder: Path, target: Path | None, point: str | None, licence: str | None, force: bool
-) -> None:
+def bundle(folder: Path, target: Path | None, licence: str | None, force: bool) -> None:
     """Pack results, their page and instructions to reproduce them into one archive.
 
     FOLDER is a campaign's folder of results, or another one that lockstep report reads.
     """
     from tempfile import TemporaryDirectory
 
-    from lockstep.report.bundle import describing, opening
+    from lockstep.report.bundle import opening
 
     source = folder.resolve()
-    ending = f"-{point.rpartition('@')[2]}{ENDING}" if point else ENDING
-    target = (target or source.with_name(f"{source.name}{ending}")).resolve()
+    target = (target or source.with_name(f"{source.name}{ENDING}")).resolve()
     if not target.name.endswith(ENDING):
         raise ValueError(f"{target}: the archive's name must end in {ENDING}")
     if target.exists() and not force:
         raise ValueError(f"{target} exists; choose another name with --to, or pass --force")
     name = target.name.removesuffix(ENDING)
     with TemporaryDirectory(prefix="lockstep-bundle-") as stage:
-        files = _stage(source, Path(stage), name, point, licence)
+        files = _stage(source, Path(stage), licence, name)
         size = opening.write_archive(target, name, files)
-        if point and size > describing.LARGEST_BYTES:
-            files = _stage(source, Path(stage, "less"), name, point, licence, is_whole=False)
-            size = opening.write_archive(target, name, files)
-    if point and size > describing.LARGEST_BYTES:
-        target.unlink()
-        raise ValueError(
-            f"--point {point} takes {size} bytes, more than the {describing.LARGEST_BYTES} bytes "
-            "allowed"
-        )
     click.echo(f"{click.format_filename(target)}: {len(files) + 1} files, {size / 1e6:.2f} MB")
     click.echo(f"next: lockstep report {shlex.quote(click.format_filename(target))}")
 
 
-def _stage(
-    source: Path, stage: Path, name: str, point: str | None, licence: str | None,
-    *, is_whole: bool = True,
-) -> "dict[str, Source]":  # fmt: skip
+def _stage(source: Path, stage: Path, licence: str | None, name: str) -> "dict[str, Source]":
     """Return the files of a bundle by their paths in it."""
     from contextlib import chdir, redirect_stderr, redirect_stdout
     from io import StringIO
@@ -88,15 +67,8 @@ def _stage(
     from lockstep.report.load.reading import gather
     from lockstep.report.report_cli import report
 
-    stage.mkdir(exist_ok=True)
-    data, results, rows = stage / DATA, gather([source]), None
-    if point is None:
-        data.symlink_to(source)
-    else:
-        rows = describing.find(results, point)
-        describing.cut_out(results, rows if is_whole else rows[:1], data, is_whole=is_whole)
-        results = gather([data])
-        rows = [row for row in results.rows if row.case == rows[0].case]
+    data, results = stage / DATA, gather([source])
+    data.symlink_to(source)
     files: dict[str, Source] = {}
     for root, _, names in os.walk(data):
         for each in names:
@@ -109,4 +81,4 @@ def _stage(
         report.main([DATA, "--output", PAGE], prog_name="lockstep report", standalone_mode=False)
     files[PAGE] = (stage / PAGE).read_bytes()
     series = series_of(results.split()[0])
-    return {**files, **describing.describe(name, results, series, rows, files, licence)}
+    return {**files, **describing.describe(name, results, series, files, licence)}

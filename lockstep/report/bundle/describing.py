@@ -1,4 +1,4 @@
-"""The texts of a bundle, and one point cut out of a campaign for a bug report."""
+"""The texts of a bundle."""
 
 import json
 import shlex
@@ -9,20 +9,16 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lockstep import content
-from lockstep.core import record
 from lockstep.core.formats import DASH, in_words, listed, number, span
 from lockstep.report.bundle.opening import Source, digest, size
 from lockstep.report.compute.scaling import Series
-from lockstep.report.load import sources
-from lockstep.report.load.results import Results, Row
+from lockstep.report.load.results import Results
 from lockstep.report.page import accounts
 from lockstep.report.words import lines, method
 
 FOLDER = content.ROOT / "reports" / "bundle"
 # Keys of campaign.json that are no keys of a campaign file.
 NOT_KEYS = ("launches", "left_out", "dropped")
-# Options of a launch with names of files.
-OWN_OPTIONS = ("--label", "--journal", "--benchmark-json", "--after", "--junitxml")
 MILLI = 1e3
 KINDS = {
     ".json": "application/json", ".jsonl": "application/jsonl", ".html": "text/html",
@@ -32,40 +28,28 @@ SOFTWARE = (
     *("lockstep_version", "git_commit", "project_commit", "project_dirty", "python"),
     *("torch", "cuda", "cudnn", "nccl", "driver", "os", "kernel"),
 )
-LARGEST_BYTES = 1_000_000
-MAX_LISTED = 8
-# The largest details of a file, dropped if a point is too large.
-LONG = ("telemetry", "rank_variant_s", "rank_phase_s", "rank_alone_s", "bucket_lead_s")
 
 
 def describe(
     name: str,
     results: Results,
     series: Sequence[Series],
-    point: Sequence[Row] | None,
     files: Mapping[str, Source],
     licence: str | None,
 ) -> dict[str, bytes]:
-    """Return the texts of a bundle by name; `point` is None for a whole campaign."""
+    """Return the texts of a bundle by name."""
     provenance, campaign = results.provenance, results.campaign
     accounted = [row.get("accounting") or {} for row in accounts.read_accounts(results)]
     elapsed = [account["elapsed_s"] for account in accounted if account.get("elapsed_s")]
-    own_tests = listed(campaign.get("tests") or [])
-    command = ""
-    if point is not None:
-        own_tests = point[0].workload if point[0].is_own_test else ""
-        command = _command(results, point[0])
     commit = provenance.get("project_commit")
     changes = ", with changes" if provenance.get("project_dirty") else ""
     facts = {
         "name": name,
         "doi": results.doi,
         "licence": licence,
-        "is_point": point is not None,
         "is_campaign": bool(campaign),
         "campaign": shlex.quote(str(campaign.get("name") or name)),
-        "command": command,
-        "own_tests": own_tests,
+        "own_tests": listed(campaign.get("tests") or []),
         "own_commit": f"at commit {commit}{changes}" if commit
         else "whose commit was not recorded",
         "software": {each: str(provenance.get(each) or DASH) for each in SOFTWARE},
@@ -97,7 +81,7 @@ def describe(
     }
     known = {launch.name: launch.provenance for launch in results.launches}
     made["environment.json"] = json.dumps(known, indent=1, allow_nan=False).encode()
-    if point is None and campaign:
+    if campaign:
         keys = {key: value for key, value in campaign.items() if key not in NOT_KEYS}
         text = _toml_lines(keys)
         for key, value in keys.items():
@@ -114,21 +98,6 @@ def _toml_lines(table: Mapping[str, Any]) -> list[str]:
         f"{name} = {json.dumps(value, ensure_ascii=True)}" for name, value in table.items()
         if value is not None and value != [] and not isinstance(value, dict)
     ]  # fmt: skip
-
-
-def _command(results: Results, row: Row) -> str:
-    """Return the command that measures a point again."""
-    launch = next(launch for launch in results.launches if launch.name == row.launch)
-    options = [
-        word for word in map(str, launch.provenance.get("command") or [])
-        if word.startswith("--") and "=" in word and not word.startswith(OWN_OPTIONS)
-    ]  # fmt: skip
-    expected = map(str, launch.facts.get("expected") or [])
-    case = next((each for each in expected if each.endswith(row.recorded_case)), row.recorded_case)
-    start = ["torchrun", f"--nproc-per-node={row.world_size}", "-m", "pytest"]
-    # A user's own tests have no conftest.py with our options.
-    plugin = ["-p", "lockstep.launch.hooks"] if row.is_own_test else []
-    return shlex.join([*start, case, *plugin, *options, "--benchmark-json=again.json"])
 
 
 def _crate(name: str, results: Results, files: Mapping[str, Source], licence: str | None) -> bytes:
@@ -163,56 +132,3 @@ def _crate(name: str, results: Results, files: Mapping[str, Source], licence: st
         "@graph": [head, root, software, *parts],
     }
     return json.dumps(document, indent=1, ensure_ascii=True).encode()
-
-
-def find(results: Results, wanted: str) -> list[Row]:
-    """Return the rows of the point `CASE@SIZE`; ValueError if it matches no case, or several."""
-    name, _, world_size = wanted.rpartition("@")
-    launches = {launch.name for launch in results.launches}
-    measured = [row for row in results.rows if row.launch in launches and row.origin == "measured"]
-    if not measured:
-        raise ValueError(
-            f"--point {wanted}: these results hold no measured launch, so no point can be "
-            "selected; leave out --point to bundle all"
-        )
-    named = [row for row in measured if name in row.recorded_case]
-    rows = [row for row in named if str(row.world_size) == world_size]
-    # A complete name wins over cases that contain it.
-    rows = [row for row in rows if row.recorded_case == name] or rows
-    cases = list(dict.fromkeys(row.recorded_case for row in rows))
-    if len(cases) != 1:
-        if name and named and not rows:
-            sizes = sorted({row.world_size for row in named})
-            raise ValueError(
-                f"--point {wanted}: {name} was measured at world size "
-                f"{listed(sizes, MAX_LISTED)}, but --point names {world_size or 'no size'}"
-            )
-        near = rows or named or measured
-        known = dict.fromkeys(f"{row.recorded_case}@{row.world_size}" for row in near)
-        shown = "; ".join(list(known)[:MAX_LISTED])
-        raise ValueError(
-            f"--point {wanted} matches {len(cases) or 'no'} cases; give part of a case's name, @ "
-            f"and a world size, such as: {shown}"
-        )
-    return rows
-
-
-def cut_out(results: Results, rows: list[Row], folder: Path, *, is_whole: bool) -> None:
-    """Write the launches of a case with that case only; `is_whole` keeps long details."""
-    cases = {row.launch: row.recorded_case for row in rows}
-    launches = [launch for launch in results.launches if launch.name in cases]
-    for index, launch in enumerate(launches):
-        document, case = sources.read_document(launch.path), cases[launch.name]
-        entries = [entry for entry in document["benchmarks"] if record.case_name(entry) == case]
-        for entry in entries if not is_whole else ():
-            block = entry["extra_info"][record.KEY]
-            block["details"] = {
-                name: value for name, value in block["details"].items() if name not in LONG
-            }
-        block = dict(document.get(record.KEY) or {})
-        own = [each for each in block.get("expected") or [] if str(each).endswith(case)]
-        cut = {"benchmarks": entries, record.KEY: block | {"expected": own, "cut": True}}
-        place = folder / sources.LAUNCHES / f"{index}"
-        place.mkdir(parents=True)
-        text = json.dumps({**document, **cut}, indent=1, allow_nan=False)
-        (place / sources.RESULT).write_text(text)

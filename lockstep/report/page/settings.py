@@ -8,7 +8,7 @@ from lockstep.core import formats
 from lockstep.core.formats import counted, number, ratio
 from lockstep.core.studies import BUCKETS, CROSSED, LOADERS, ON_REQUEST, TITLES
 from lockstep.report.compute import alternatives
-from lockstep.report.compute.alternatives import Cases, Key, find_varied
+from lockstep.report.compute.alternatives import Cases, Key, Place, find_varied
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import ratio_interval
 from lockstep.report.page import parts
