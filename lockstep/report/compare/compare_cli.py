@@ -24,7 +24,6 @@ Examples:
   lockstep compare results/before results/after --json
   lockstep compare results/before results/after --html comparison.html --redact
   lockstep compare results/before results/after --document optimisation  # two or three pages
-  lockstep compare results/before results/after results/b --allow batch --html three.html
 
 \b
 To rule out a drift of the machine, measure A and B in the order A B B A. If launches vary by 2 %,
@@ -46,7 +45,6 @@ ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "lay
 @click.command("compare", epilog=EXAMPLES)
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
-@click.argument("others", nargs=-1, metavar="[C]...", type=click.Path(path_type=Path))
 @click.option("--margin", type=float, default=0.03, show_default=True,
               help="Largest relative difference that counts as the same.")  # fmt: skip
 @click.option("--allow", "allowed", multiple=True, type=click.Choice(ALLOWABLE),
@@ -62,17 +60,15 @@ ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "lay
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @opening.accept_bundles()
 def compare(
-    a: Path, b: Path, others: tuple[Path, ...], margin: float, allowed: tuple[str, ...],
+    a: Path, b: Path, margin: float, allowed: tuple[str, ...],
     page: Path | None, folder: Path | None, as_markdown: bool, as_json: bool, redact: bool,
     force: bool,
 ) -> int:  # fmt: skip
     """Compare two sets of results: is B faster, slower or the same at each common point?
 
     A and B are anything that `lockstep report` reads. A point is a case at one world size; its
-    ratio is the rate of B / the rate of A, so B is faster above 1. Each further C is compared with
-    A as well, and the output has all side by side.
+    ratio is the rate of B / the rate of A, so B is faster above 1.
     """
-    from lockstep.core.record import SCHEMA_VERSION
     from lockstep.report import looks
     from lockstep.report.check import checker
     from lockstep.report.compare import comparison, outcome
@@ -93,56 +89,43 @@ def compare(
         from lockstep.report.compare import optimisation
 
         optimisation.refuse_foreign(folder, force, "--document")
-        if others:
-            raise ValueError("--document compares two sides only: give A (before) and B (after)")
-    paths, letters = (a, b, *others), comparison.LETTERS
-    if len(paths) > len(letters):
-        raise ValueError(
-            f"{len(paths)} campaigns are given, but at most {len(letters)} can be compared"
-        )
-    campaigns: list[comparison.Campaign] = []
-    for letter, path in zip(letters, paths, strict=False):
-        results = load([path])
-        results = comparison.match_tables(campaigns[0].results if campaigns else results, results)
-        # With --redact, a side is named by the last part of its path.
-        name = Path(os.path.abspath(path)).name if redact else str(path)  # noqa: PTH100
-        campaigns.append(comparison.Campaign(letter, name, results, checker.check(results)))
-    every = Results(
-        launches=[launch for each in campaigns for launch in each.results.launches],
-        rows=[row for each in campaigns for row in each.results.rows],
+    before = load([a])
+    after = comparison.match_tables(before, load([b]))
+    # With --redact, a side is named by the last part of its path.
+    names = tuple(
+        Path(os.path.abspath(path)).name if redact else str(path)  # noqa: PTH100
+        for path in (a, b)
     )
+    sides = (
+        comparison.Campaign(names[0], before, checker.check(before)),
+        comparison.Campaign(names[1], after, checker.check(after)),
+    )
+    every = Results(launches=before.launches + after.launches, rows=before.rows + after.rows)
     redacted: Callable[[Any], Any] = Redactor(every) if redact else lambda data: data
-    history = looks.history("compare", paths)
-    comparisons = comparison.compare_all(campaigns, margin, allowed, history)
-    for made in comparisons:
-        made.look = history.record(made.look) if made.has_interval else made.look
-        made.environment = redacted(made.environment)  # redacted before names are shortened
-    for each in campaigns:
-        checker.say_unread(each.results)
-        checker.say_errors(each.findings, f"{each.letter}: ")
-    names = [each.name for each in campaigns]
+    history = looks.history("compare", (a, b))
+    findings = sides[0].findings, sides[1].findings
+    made = comparison.compare(before, after, margin, allowed, findings, history)
+    made.look = history.record(made.look) if made.has_interval else made.look
+    made.environment = redacted(made.environment)  # redacted before names are shortened
+    for letter, side in zip("AB", sides, strict=True):
+        checker.say_unread(side.results)
+        checker.say_errors(side.findings, f"{letter}: ")
     if as_json:
-        documents = [
-            comparison.document(made, (names[0], name))
-            for made, name in zip(comparisons, names[1:], strict=True)
-        ]
-        several = {"schema": SCHEMA_VERSION, "comparisons": documents}
-        document = redacted(documents[0] if len(documents) == 1 else several)
+        document = redacted(comparison.document(made, (names[0], names[1])))
         click.echo(json.dumps(document, indent=1, allow_nan=False))
     else:
-        for line in outcome.several(comparisons, names, outcome.Form(as_markdown, redacted)):
-            click.echo(line)
+        form = outcome.Form(as_markdown, redacted)
+        click.echo("\n".join(outcome.text(made, (names[0], names[1]), form)))
     if page is not None or folder is not None:
         chosen = [word for name in allowed for word in ("--allow", name)]
         command = ["lockstep", "compare", *names, "--margin", f"{margin:g}", *chosen]
-        drawn = compared_page(comparisons, campaigns, shlex.join(command))
+        drawn = compared_page(made, sides, shlex.join(command))
         is_aside = as_json or as_markdown
         if folder is not None:
-            sides = campaigns[0], campaigns[1]
-            text, *_ = optimisation.write(drawn, comparisons[0], sides, folder, redacted)
+            text, *_ = optimisation.write(drawn, made, sides, folder, redacted)
             click.echo(f"document: {click.format_filename(text)}", err=is_aside)
         if page is not None:
             render.write(redacted(drawn), page, render.COMPARED)
             click.echo(f"page: {click.format_filename(page)}", err=is_aside)
-    verdicts = {judged.verdict for made in comparisons for _, judged in made.points}
+    verdicts = {judged.verdict for _, judged in made.points}
     return 1 if verdicts & {SLOWER, BLOCKED} else 0

@@ -27,7 +27,6 @@ from lockstep.report.load.layout import Layout
 from lockstep.report.load.results import Launch, Results, Row, largest
 from lockstep.report.load.training_runs import FACTORS
 
-LETTERS = "ABCDEF"
 # Factors of training runs that --allow covers under other names than `training`.
 NOT_OF_TRAINING = ("workload", "data", "precision", "global_batch", "local_batch")
 # Name for `--allow` -> facts that must agree for points to be comparable.
@@ -145,9 +144,8 @@ class Pair:
 
 
 class Campaign(NamedTuple):
-    """A set of results to compare, its letter in texts, and the findings of the check."""
+    """A set of results to compare, and the findings of the check."""
 
-    letter: str
     name: str
     results: Results
     findings: Sequence[Finding]
@@ -162,8 +160,6 @@ class Comparison:
         environment: Differing fact -> values of A and of B.
         cautions: Reasons to doubt a difference: "copies", "not-in-turn" or "one-job".
         allowing: Name for `--allow` -> number of points that it would add.
-        sides: Letters of A and B in texts; with a third campaign, B may be C.
-        comparisons: Number of comparisons with one base, which share the error rate.
     """
 
     margin: float
@@ -176,8 +172,6 @@ class Comparison:
     only_in_b: list[Key] = field(default_factory=list)
     ambiguous: list[dict[str, Any]] = field(default_factory=list)
     allowing: dict[str, int] = field(default_factory=dict)
-    sides: tuple[str, str] = ("A", "B")
-    comparisons: int = 1
     look: looks.Look = field(default_factory=lambda: looks.UNRECORDED.look((), ()))
 
     @property
@@ -188,16 +182,16 @@ class Comparison:
 
 def compare(
     a: Results, b: Results, margin: float = MARGIN, allowed: Collection[str] = (),
-    findings: tuple[Sequence[Finding], Sequence[Finding]] = ((), ()), comparisons: int = 1,
-    history: looks.History = looks.UNRECORDED, sides: tuple[str, str] = ("A", "B"),
+    findings: tuple[Sequence[Finding], Sequence[Finding]] = ((), ()),
+    history: looks.History = looks.UNRECORDED,
 ) -> Comparison:  # fmt: skip
     """Match the points of two sets of results and judge each.
 
     A case's name holds its factors, so other precisions or batches have other names.
     Points of the same name are paired first. If `allowed` lets a factor differ, the others are
     paired by test, remaining factors and world size, provided that each side has exactly one such
-    point. Errors of the check in A or B block the points that they touch. Several comparisons, and
-    the looks of a history, together have the error rate of one comparison.
+    point. Errors of the check in A or B block the points that they touch. The looks of a history
+    together have the error rate of one comparison.
 
     Raises:
         ValueError: The sides have no point in common, or differ in what makes them incomparable.
@@ -232,7 +226,7 @@ def compare(
     )
     _refuse_differences(pairs, a, b, launches, allowed)
     look = history.look(rows, (a, b))
-    share = look.share / comparisons * (1 - CONFIDENCE)  # of all allowed false claims
+    share = look.share * (1 - CONFIDENCE)  # of all allowed false claims
     judged, error = _judge_pairs(pairs, margin, findings, share)
     if not (looks.is_machine(a) and looks.is_machine(b)):
         for index, (pair, each) in enumerate(judged):
@@ -245,33 +239,9 @@ def compare(
         for side, paired in zip(points, map(set, zip(*keys, strict=True)), strict=True)
     )
     return Comparison(
-        margin, judged, error, differing, same, [*_cautions(launches, pairs, sides)], only_in_a,
-        only_in_b, ambiguous, allowing, sides, comparisons, look,
+        margin, judged, error, differing, same, [*_cautions(launches, pairs)], only_in_a,
+        only_in_b, ambiguous, allowing, look,
     )  # fmt: skip
-
-
-def compare_all(
-    campaigns: Sequence[Campaign], margin: float = MARGIN, allowed: Collection[str] = (),
-    history: looks.History = looks.UNRECORDED,
-) -> list[Comparison]:  # fmt: skip
-    """Compare every later campaign with the first one, as `compare` does.
-
-    Raises:
-        ValueError: A campaign cannot be compared with the first.
-    """
-    base, *others = campaigns
-    comparisons = []
-    for other in others:
-        try:
-            comparisons.append(compare(
-                base.results, other.results, margin, allowed, (base.findings, other.findings),
-                len(others), history, (base.letter, other.letter),
-            ))  # fmt: skip
-        except ValueError as error:
-            if len(others) == 1:
-                raise
-            raise ValueError(f"{other.name} (B) against {base.name} (A): {error}") from error
-    return comparisons
 
 
 def match_tables(a: Results, b: Results) -> Results:
@@ -340,13 +310,12 @@ def _match(
     return [(key, pairs[key]) for key in a if key in pairs], ambiguous
 
 
-def ambiguity(points: Sequence[Mapping[str, Any]], sides: tuple[str, str] = ("A", "B")) -> str:
+def ambiguity(points: Sequence[Mapping[str, Any]]) -> str:
     """Return a sentence on points that could be paired in several ways."""
     return (
         f"{formats.counted(len(points), 'point')} can be paired in several ways, such as "
-        f"{formats.listed(points[0]['a'], 3)} in {sides[0]} with "
-        f"{formats.listed(points[0]['b'], 3)} in {sides[1]}; give sides that each hold only one "
-        "of these"
+        f"{formats.listed(points[0]['a'], 3)} in A with {formats.listed(points[0]['b'], 3)} in B; "
+        "give sides that each hold only one of these"
     )
 
 
@@ -465,11 +434,9 @@ def _facts(launches: Sequence[Launch], rows: Iterable[Row]) -> dict[str, dict[st
 
 
 def _cautions(
-    launches: tuple[Sequence[Launch], Sequence[Launch]], pairs: Sequence[Pair],
-    sides: tuple[str, str],
-) -> Iterator[Reason]:  # fmt: skip
+    launches: tuple[Sequence[Launch], Sequence[Launch]], pairs: Sequence[Pair]
+) -> Iterator[Reason]:
     """Yield the reasons to doubt differences between the sides."""
-    a, b = sides
     facts = ("launch", "campaign", "started", "part")
     of_a, of_b = (
         {tuple(str(launch.facts.get(name)) for name in facts) for launch in side if launch.facts}
@@ -477,27 +444,27 @@ def _cautions(
     )
     if count := len(of_a & of_b):
         text = (
-            f"{formats.counted(count, 'launch')} of {a} {'is' if count == 1 else 'are'} also in "
-            f"{b}, and shared launches cannot show a difference; measure {b} again"
+            f"{formats.counted(count, 'launch')} of A {'is' if count == 1 else 'are'} also in B, "
+            "and shared launches cannot show a difference; measure B again"
         )
         yield Reason("copies", text, "warning", values={"count": count})
     begun = [list(filter(None, map(replicates.begun, side))) for side in launches]
     ahead = replicates.lead(list(product(begun[0], begun[1])))
     if abs(ahead) > replicates.MOST_APART:
         share = "all" if abs(ahead) == 1 else "most"
-        first, last = (a, b) if ahead > 0 else (b, a)
+        first, last = "AB" if ahead > 0 else "BA"
         text = (
             f"{share} launches of {first} ran before {share} of {last}, so a drift of the machine "
-            f"would look like a difference; measure in the order {a} {b} {b} {a} to rule this out"
+            "would look like a difference; measure in the order A B B A to rule this out"
         )
-        values = dict(zip(("first", "last"), "AB" if ahead > 0 else "BA", strict=True))
-        yield Reason("not-in-turn", text, "warning", values={**values, "share": share})
+        values = {"first": first, "last": last, "share": share}
+        yield Reason("not-in-turn", text, "warning", values=values)
     rows = [pair.a for pair in pairs], [pair.b for pair in pairs]
-    for name, letter, points in zip(sides, "AB", rows, strict=True):
+    for letter, points in zip("AB", rows, strict=True):
         if count := sum(map(replicates.in_one_job, points)):
             text = (
-                f"all launches of {formats.counted(count, 'point')} of {name} ran in one job, so a "
-                "difference may come from the nodes; repeat in several jobs, or set is_machine = "
+                f"all launches of {formats.counted(count, 'point')} of {letter} ran in one job, so "
+                "a difference may come from the nodes; repeat in several jobs, or set is_machine = "
                 "true under [jobs] of both campaigns if only these nodes matter"
             )
             yield Reason("one-job", text, "warning", values={"side": letter, "count": count})

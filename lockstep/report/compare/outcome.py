@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from lockstep.core.formats import (
     DASH,
@@ -146,8 +146,7 @@ def difference(comparison: Comparison) -> str:
     if not main and every:
         return f"Other {listed([fact(name) for name in every], MOST_NAMED)}"
     if not main:
-        a, b = comparison.sides
-        return f"With no known difference between {a} and {b}"
+        return "With no known difference between A and B"
     texts = [f"{fact(k)} {values(b)} instead of {values(a)}" for k, (a, b) in main.items()]
     more = len(every) - min(len(texts), MOST_NAMED)
     named = [*texts[:MOST_NAMED], *([counted(more, "other difference")] if more else [])]
@@ -204,7 +203,6 @@ def _claim(points: Sequence[JudgedPair], *, is_named: bool) -> str:
 def advice(comparison: Comparison) -> str:
     """Return what to do next, as one sentence."""
     summary = outcome(comparison.points)
-    a, b = comparison.sides
     cautions = {caution.kind for caution in comparison.cautions}
     if summary.counts[BLOCKED]:
         rules = dict.fromkeys(rule for _, judged in comparison.points for rule in judged.blocked_by)
@@ -213,12 +211,12 @@ def advice(comparison: Comparison) -> str:
             "compare again."
         )
     if "copies" in cautions:
-        return f"Measure {b} again: launches that are on both sides cannot show a difference."
+        return "Measure B again: launches that are on both sides cannot show a difference."
     unknown = {
         BARE: "Measure five launches per side: without repeats the noise is unknown.",
         EQUAL: "Give each launch's own rate, with more digits: equal rates show no noise.",
         ONE_JOB: (
-            f"Measure the repeats of {a} and of {b} in several jobs: set share_job = false in the "
+            "Measure the repeats of A and of B in several jobs: set share_job = false in the "
             "campaigns."
         ),
     }
@@ -232,12 +230,11 @@ def advice(comparison: Comparison) -> str:
         return unknown[kind]
     if summary.kind == "differs":
         if "not-in-turn" in cautions:
-            turns = f"{a} and {b} in the order {a} {b} {b} {a}"
-            return f"Measure {turns}: the difference may be a drift of the machine."
+            return "Measure again in the order A B B A: the machine may have drifted meanwhile."
         names = [fact(name) for name in main_differences(comparison)]
         if len(names) > 1:
             return f"Set one of {listed(names, 4)} back and measure again to find the cause."
-        return f"Run lockstep report to see where the time of {b} goes."
+        return "Run lockstep report to see where the time of B goes."
     noisy = [judged.spread or 0.0 for _, judged in comparison.points if judged.verdict == UNKNOWN]
     if not noisy:
         return "Nothing is left to do: all points are the same within the margin."
@@ -277,87 +274,45 @@ def memory(pair: Pair, judged: Judged) -> str:
     return DASH if value is None else f"{value:.3f}"
 
 
-class Line(NamedTuple):
-    """A point of comparisons with one base: its cell in each, None if missing, and a pair."""
-
-    pair: Pair
-    cells: list[JudgedPair | None]
-
-
-def align(comparisons: Sequence[Comparison]) -> list[Line]:
-    """Return the points of comparisons with one base, sorted by the number of ranks."""
-    cells_of: dict[object, list[JudgedPair | None]] = {}
-    for index, comparison in enumerate(comparisons):
-        for pair, judged in comparison.points:
-            launches = tuple(sorted(row.launch for row in pair.a))
-            key = pair.case, pair.world_size, launches
-            cells_of.setdefault(key, [None] * len(comparisons))[index] = pair, judged
-    rows = [Line(next(filter(None, cells))[0], cells) for cells in cells_of.values()]
-    return sorted(rows, key=lambda line: line.pair.world_size)
-
-
-def flag_points(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], dict[Any, Pair]]:
-    """Return (letter of a campaign, flag) -> flagged points; those of the base occur once."""
-    flags: dict[tuple[str, str], dict[Any, Pair]] = {}
-    for comparison in comparisons:
-        letters = dict(zip("AB", comparison.sides, strict=True))
-        for pair, _ in comparison.points:
-            for side, flag in pair.flags:
-                launches = tuple(sorted(row.launch for row in (pair.a if side == "A" else pair.b)))
-                points = flags.setdefault((letters[side], str(flag)), {})
-                points.setdefault((pair.case, pair.world_size, launches), pair)
-    return flags
-
-
-def flag_notes(comparisons: Sequence[Comparison]) -> list[str]:
+def flag_notes(comparison: Comparison) -> list[str]:
     """Return a sentence for each flag, with its points."""
-    return [
-        f"flag: {side}: {flag}: "
-        + listed([f"{pair.label} at {pair.world_size}" for pair in points.values()], 3)
-        for (side, flag), points in flag_points(comparisons).items()
-    ]
+    flags: dict[tuple[str, str], list[str]] = {}
+    for pair, _ in comparison.points:
+        for side, flag in pair.flags:
+            places = flags.setdefault((side, str(flag)), [])
+            places.append(f"{pair.label} at {pair.world_size}")
+    return [f"flag: {side}: {flag}: {listed(own, 3)}" for (side, flag), own in flags.items()]
 
 
 def omissions(comparison: Comparison) -> list[str]:
     """Return sentences on points without a partner or with several, and on --allow."""
-    only = zip(comparison.sides, (comparison.only_in_a, comparison.only_in_b), strict=True)
+    only = zip("AB", (comparison.only_in_a, comparison.only_in_b), strict=True)
     texts = [
         f"only in {side}: {counted(len(keys), 'point')}: {listed(map(str, keys), 3)}"
         for side, keys in only
         if keys
     ]
     if comparison.ambiguous:
-        texts.append(f"not compared: {ambiguity(comparison.ambiguous, comparison.sides)}")
+        texts.append(f"not compared: {ambiguity(comparison.ambiguous)}")
     return texts + [
         f"--allow {name} would compare {counted(count, 'more point')}"
         for name, count in comparison.allowing.items()
     ]
 
 
-def rule(comparisons: Sequence[Comparison]) -> list[str]:
+def rule(comparison: Comparison) -> list[str]:
     """Return sentences on the level of the intervals and the verdicts; none without intervals."""
-    levels = {}
-    for comparison in comparisons:
-        if tested := sum(judged.interval is not None for _, judged in comparison.points):
-            levels[comparison.sides[1]] = (
-                f"{100 * (1 - comparison.error):.3g} %, corrected for {counted(tested, 'point')}"
-            )
-    if not levels:
+    tested = sum(judged.interval is not None for _, judged in comparison.points)
+    if not tested:
         return []
-    margin, count = comparisons[0].margin, comparisons[0].comparisons
-    drawn = ", ".join(
-        level if len(comparisons) == 1 else f"{level} ({side})" for side, level in levels.items()
-    )
-    beside = f" and {count} comparisons" if count > 1 else ""
-    if beside and len(levels) > 1:
-        beside = f", each of them also corrected for {count} comparisons"
+    margin = comparison.margin
     text = (
-        f"Intervals are at {drawn}{beside}. A point is the same if its interval is within "
+        f"Intervals are at {100 * (1 - comparison.error):.3g} %, corrected for "
+        f"{counted(tested, 'point')}. A point is the same if its interval is within "
         f"{1 / (1 + margin):.3f} to {1 + margin:.3f}; it is faster or slower if the interval goes "
         "beyond and excludes 1."
     )
-    every = (judged for each in comparisons for _, judged in each.points)
-    if any(interval(judged) == TOO_WIDE for judged in every):
+    if any(interval(judged) == TOO_WIDE for _, judged in comparison.points):
         text += (
             " Too wide means that the launches are too few and differ too much to exclude any "
             "change."
@@ -391,18 +346,17 @@ def asides(comparison: Comparison) -> list[Aside]:
             name = time["kind"] if goal is None else f"to {trimmed(100 * goal)} %"
             cells = [number(time["a"]), number(time["b"]), as_ratio(time["ratio"])]
             spent.append([name, ranks, *cells, ratio_span(time["interval"]), pair.label])
-    a, b = comparison.sides
     tables = [
         Aside(
             "Shares",
-            ["Quantity", "Ranks", f"{a} (%)", f"{b} (%)", f"{b} - {a} (points)",
-             "95 % interval (points)", "Case"], shares,
+            ["Quantity", "Ranks", "A (%)", "B (%)", "B - A (points)", "95 % interval (points)",
+             "Case"], shares,
             "The intervals of these quantities are not corrected for the number of points.",
         ),
         Aside(
             "Training time",
-            ["Time", "Ranks", f"{a} (s)", f"{b} (s)", f"{b} / {a}", "95 % interval", "Case"], spent,
-            f"Times are medians over runs without validation; below 1, {b} is faster. The "
+            ["Time", "Ranks", "A (s)", "B (s)", "B / A", "95 % interval", "Case"], spent,
+            "Times are medians over runs without validation; below 1, B is faster. The "
             "intervals are not corrected for the number of points.",
         ),
     ]  # fmt: skip
@@ -428,9 +382,8 @@ class Form:
 
 def text(comparison: Comparison, names: tuple[str, str], form: Form) -> list[str]:
     """Return the comparison as lines: the circumstances, then the points and their notes."""
-    a, b = comparison.sides
     circumstances = [
-        f"differs: {name}: {values(of_a)} in {a}, {values(of_b)} in {b}"
+        f"differs: {name}: {values(of_a)} in A, {values(of_b)} in B"
         for name, (of_a, of_b) in comparison.environment.items()
     ]
     if same := comparison.same_facts:
@@ -450,39 +403,17 @@ def text(comparison: Comparison, names: tuple[str, str], form: Form) -> list[str
     summary = outcome(comparison.points)
     parts = [
         form.listed([
-            f"{a}: {names[0]}", f"{b}: {names[1]}",
-            f"ratio: rate of {b} / rate of {a}; {b} is faster above 1",
-            f"memory: peak of {b} / peak of {a}, on the rank that needs most; no verdict uses it",
+            f"A: {names[0]}", f"B: {names[1]}", "ratio: rate of B / rate of A; B is faster above 1",
+            "memory: peak of B / peak of A, on the rank that needs most; no verdict uses it",
         ]),
         form.listed([f"{difference(comparison)}: {sentence(summary, comparison.margin)}"]),
         form.listed([*circumstances, *cautions]),
         form.table(points),
-        form.listed(rule([comparison])),
+        form.listed(rule(comparison)),
     ]  # fmt: skip
     for aside in asides(comparison):
         parts += [form.table([aside.columns, *aside.rows]), form.listed([aside.note])]
     look = [comparison.look.sentence] if comparison.has_interval else []
-    notes = [*look, *flag_notes([comparison]), *omissions(comparison)]
+    notes = [*look, *flag_notes(comparison), *omissions(comparison)]
     parts.append(form.listed([*notes, f"next: {advice(comparison)}"]))
     return [lines.plain(line) for part in parts if part for line in (*part, "")][:-1]
-
-
-def several(comparisons: Sequence[Comparison], names: Sequence[str], form: Form) -> list[str]:
-    """Return comparisons with one base as lines: a table of all, then the text of each."""
-    each = [
-        text(comparison, (names[0], name), form)
-        for comparison, name in zip(comparisons, names[1:], strict=True)
-    ]
-    if len(each) == 1:
-        return each[0]
-    rows = [["ranks", *(comparison.sides[1] for comparison in comparisons), "case"]]
-    for line in align(comparisons):
-        cells = [
-            DASH if cell is None
-            else f"{'' if cell[1].blocked_by else f'{cell[1].ratio:.3f} '}{short(cell[1])}"
-            for cell in line.cells
-        ]  # fmt: skip
-        rows.append([str(line.pair.world_size), *cells, line.pair.name])
-    head = form.listed(["ratio: rate of each / rate of A; the tables below have the intervals"])
-    parts = [form.table(rows), head, *each]
-    return [lines.plain(line) for part in parts for line in (*part, "")][:-1]

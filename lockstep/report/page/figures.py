@@ -416,15 +416,11 @@ COLOURS = {
 def changes(figure: Figure, spec: Spec) -> Drawn:
     """Draw changes against a base, one point below the other, around a line at 0.
 
-    The description has `rows`, the names of points; `series`, each with label and items, one for
-    each row: None, or value, interval and kind; `margin`, within which a change counts as none.
-    Values are fractions, drawn in per cent.
+    The description has `rows`, the names of points; `items`, one for each row, with value, interval
+    and kind; `margin`, within which a change counts as none. Values are fractions, drawn in per
+    cent.
     """
-    several = len(spec["series"]) > 1
-    series_in = 0.17
-    row_in = 0.16 + series_in * len(spec["series"]) if several else 0.31
-    axes = _rows(figure, spec, spec["rows"])
-    items = [item for series in spec["series"] for item in series["items"] if item]
+    axes, items = _rows(figure, spec, spec["rows"]), spec["items"]
     # The axis has at least 1 % on each side, so that noise does not look large.
     values = [*spec["margin"], -0.01, 0.01, *(item["value"] for item in items)]
     ends = [(end, item["kind"]) for item in items for end in item["interval"] or ()]
@@ -437,32 +433,22 @@ def changes(figure: Figure, spec: Spec) -> Drawn:
     axes.axvspan(*spec["margin"], color=GRID, alpha=0.6, linewidth=0)
     axes.axvline(0.0, color=INK, linewidth=0.9)
     marks = []
-    for index, series in enumerate(spec["series"]):
-        # The base has the first colour, in this figure and in those of its curves.
-        own = SERIES_COLOURS[index + 1] if several else ""
-        if several:
-            axes.plot([], [], color=own, marker="s", linewidth=1.2, label=series["label"])
-        shift = (index - (len(spec["series"]) - 1) / 2) * series_in / row_in
-        for row, item in enumerate(series["items"]):
-            if item:
-                _change(axes, row + shift, item, own or COLOURS[item["kind"]])
-                marks.append(Mark(axes, item["value"], row + shift, item["text"]))
-    _round_marks(axes.xaxis, lambda value: f"{100 * value:+.3g}" if value else "0")
-    return ROWS_IN + row_in * len(spec["rows"]), marks
-
-
-def _change(axes: Axes, y: float, item: Mapping[str, Any], colour: str) -> None:
     low, high = axes.get_xlim()
-    for end, arrow in zip(item["interval"] or (), "<>", strict=False):
-        inside = min(max(end, low), high)
+    for y, item in enumerate(items):
+        colour = COLOURS[item["kind"]]
+        for end, arrow in zip(item["interval"] or (), "<>", strict=False):
+            inside = min(max(end, low), high)
+            axes.plot(
+                [item["value"], inside], [y, y], color=colour, linewidth=1.2, markevery=[1],
+                marker="|" if inside == end else arrow, markersize=5, clip_on=False,
+            )  # fmt: skip
         axes.plot(
-            [item["value"], inside], [y, y], color=colour, linewidth=1.2, markevery=[1],
-            marker="|" if inside == end else arrow, markersize=5, clip_on=False,
+            [item["value"]], [y], marker=SHAPES[item["kind"]], color=colour, markersize=6,
+            markerfacecolor="none" if item["kind"] == "open" else colour,
         )  # fmt: skip
-    axes.plot(
-        [item["value"]], [y], marker=SHAPES[item["kind"]], color=colour, markersize=6,
-        markerfacecolor="none" if item["kind"] == "open" else colour,
-    )  # fmt: skip
+        marks.append(Mark(axes, item["value"], y, item["text"]))
+    _round_marks(axes.xaxis, lambda value: f"{100 * value:+.3g}" if value else "0")
+    return ROWS_IN + 0.31 * len(items), marks
 
 
 # From the foot of a bar to its top.
