@@ -313,7 +313,7 @@ def test_an_image_is_compared_with_its_record(tmp_path):
     record.write_text("[]")
     assert cluster_checks.image(given).level == "warning"
     write_record(file, Record(sha256=sha256(SQUASHED).hexdigest(), **BUILT))
-    assert cluster_checks.image(given).text.endswith("its build record confirms")
+    assert cluster_checks.image(given).text.endswith("its build record has the same sha256")
     file.write_bytes(SQUASHED.replace(b"squ", b"sqv"))
     assert cluster_checks.image(given).level == "missing"
     file.write_bytes(b"an HTML page of an error")

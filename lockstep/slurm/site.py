@@ -121,8 +121,8 @@ def _extra(text: str) -> str:
         near = difflib.get_close_matches(match[1], EXTRA_OPTIONS, n=1)
         hint = f"did you mean --{near[0]}?" if near else f"known: --{', --'.join(EXTRA_OPTIONS)}"
         raise ValueError(
-            f"Lockstep does not allow this option here; {hint}; the key directives "
-            "takes options that Lockstep does not check"
+            f"Lockstep does not allow this option here; {hint}; set options that Lockstep does not "
+            "check in the key 'directives'"
         )
     if match[2] and not re.fullmatch(DIRECTIVE_VALUE, match[2]):
         raise ValueError(NOT_A_VALUE)
@@ -196,15 +196,15 @@ class Partition(Table):
     account: Word | None = None
     """project that pays"""
     constraint: Word | None = None
-    """features that its nodes must have"""
+    """features that the nodes must have"""
     gpus_per_node: Gpus | None = None
-    """GPUs of one of its nodes; 0 measures on CPUs"""
+    """GPUs of one node; 0 measures on CPUs"""
     gpu_type: GpuType | None = None
-    """type of its GPUs"""
+    """type of GPU in this partition"""
     cpus_per_node: Count | None = None
-    """CPUs of one of its nodes"""
+    """CPUs of one node, as Slurm counts them"""
     mem: Memory | None = None
-    """memory that a job gets on one of its nodes"""
+    """memory that a job gets on a node"""
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -230,7 +230,7 @@ class Site(Table):
     collect_partition: Word | None = None
     """partition without GPUs for the job that collects and reports"""
     partitions: dict[Word, Partition] = {}
-    """partitions for --partition, each with its limits and with the keys that differ there"""
+    """partitions for --partition, each with its limits and the keys that differ in it"""
     account: Word | None = None
     """project that pays for the jobs"""
     qos: Word | None = None

@@ -51,12 +51,12 @@ def tasks_times_workers(job: Job) -> Iterator[Hit]:
         number = job.number(workers)
         if launcher and step.is_certain and tasks not in (None, 1) and number != 1:
             total = f", in all {tasks * number}" if tasks and number else ""
-            fact = f"srun starts {tasks} tasks on a node, and each {launcher} {workers} workers"
+            fact = f"srun starts {tasks} tasks on a node, and each task starts {workers} ranks"
             yield Hit(step.line, fact + total)
 
 
 @BATCH.rule("TORCHRUN-ONE-NODE", "error",
-            "the other nodes idle, or the ranks wait for them for ever",
+            "the job's other nodes stay idle, or the ranks wait for them for ever",
             "start the launcher with srun --ntasks-per-node=1")  # fmt: skip
 def one_node_only(job: Job) -> Iterator[Hit]:
     for command in job.commands if job.num_nodes() > 1 else ():
@@ -141,9 +141,9 @@ PLAIN_PACKAGES = {"torch", "torchvision", "torchaudio", "numpy", "tqdm", "matplo
 
 
 @BATCH.rule("INIT-VARIABLES", "error",
-            "each rank fails, because torch expects these variables",
-            "set MASTER_ADDR and MASTER_PORT in this script, and in each task RANK from "
-            "SLURM_PROCID and WORLD_SIZE from SLURM_NTASKS; or start torchrun")  # fmt: skip
+            "init_process_group fails without RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+            "start the ranks with torchrun; or set MASTER_ADDR and MASTER_PORT in this script, and "
+            "RANK=$SLURM_PROCID and WORLD_SIZE=$SLURM_NTASKS in each task")  # fmt: skip
 def missing_variables(job: Job) -> Iterator[Hit]:
     """Yield each srun of a Python file for which nothing sets the variables that ranks need.
 
@@ -229,7 +229,7 @@ RANK_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "MACHINE_RANK",
 RANK_OPTION = re.compile(r"--(node|machine|local|global)?[_-]?rank\b")
 
 
-@BATCH.rule("NODE-RANK-BATCH", "error", "the value is then 0 on every node and in every task",
+@BATCH.rule("NODE-RANK-BATCH", "error", "the value is 0 in the batch shell, so every task gets 0",
             "use single quotes, so that each task expands it: srun bash -c '... $SLURM_PROCID'"
             )  # fmt: skip
 def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
@@ -296,13 +296,12 @@ def install_in_job(job: Job) -> Iterator[Hit]:
             yield Hit(command.line, f"{names[0]} install runs in the job")
 
 
-@BATCH.rule(
-    "VERSION-AS-FILE", "error", "pip then installs any version", "add quotes: 'package>=1.0'"
-)
+@BATCH.rule("VERSION-AS-FILE", "error", "pip does not get the version, so it installs any version",
+            "add quotes: 'package>=1.0'")  # fmt: skip
 def version_as_file(job: Job) -> Iterator[Hit]:
     for operator, target in job.shell.redirects:
         if operator in (">", ">>") and target.text.startswith("=") and not target.is_quoted:
-            yield Hit(target.line, f"unquoted {operator}{target.text} redirects into a file")
+            yield Hit(target.line, f"the shell reads {operator}{target.text} as a redirection")
 
 
 def meeting_values(job: Job, variable: str, *names: str) -> Iterator[tuple[int, str]]:
@@ -368,7 +367,7 @@ OF_ONE_TASK = {
 
 
 @BATCH.rule("MEETS-ITSELF", "error", "the nodes wait for each other until they time out",
-            "set the value in the batch script, before srun; as --rdzv-id use $SLURM_JOB_ID"
+            "set one value in the batch script, before srun; for --rdzv-id take $SLURM_JOB_ID"
             )  # fmt: skip
 def meets_itself(job: Job) -> Iterator[Hit]:
     for command in job.shell.commands if job.num_nodes() > 1 else ():
@@ -398,7 +397,7 @@ def no_kill(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule("NO-CPUS", "warning",
-            "since Slurm 22.05 srun ignores sbatch's value and may give a task one core",
+            "since Slurm 22.05 srun ignores the option of sbatch and may give a task one core",
             'add --cpus-per-task="$SLURM_CPUS_PER_TASK", or export SRUN_CPUS_PER_TASK')  # fmt: skip
 def no_cpus(job: Job) -> Iterator[Hit]:
     if "SRUN_CPUS_PER_TASK" in job.settings:
@@ -406,13 +405,13 @@ def no_cpus(job: Job) -> Iterator[Hit]:
     if option := job.directive("cpus-per-task"):
         for step in job.launches:
             if "cpus-per-task" not in step.options and option.value != "1":
-                fact = f"sbatch has --cpus-per-task={option.value}, but srun has no such option"
+                fact = f"sbatch has --cpus-per-task={option.value}, but srun has no --cpus-per-task"
                 yield Hit(step.line, fact)
     elif job.has_gpus and not job.directive("cpus-per-gpu", "exclusive"):
         for step in job.launches:
             if not {"cpus-per-task", "cpus-per-gpu"} & {*step.options}:
                 fact = "neither sbatch nor srun has --cpus-per-task, so a task may get one core"
-                action = "set it in both to the cores of a node, divided by its tasks"
+                action = "set --cpus-per-task of both to the cores of a node, divided by its tasks"
                 yield Hit(step.line, fact, action)
                 return
 
@@ -437,7 +436,7 @@ def two_environments(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule("EXIT-CODE", "warning",
-            "Slurm then reports a failed run as COMPLETED, and afterok jobs start",
+            "Slurm reports a failed run as COMPLETED, and starts jobs that wait for success",
             "add set -eo pipefail, or keep the code: srun ... || code=$?; ...; exit ${code:-0}"
             )  # fmt: skip
 def lost_exit_code(job: Job) -> Iterator[Hit]:
@@ -633,8 +632,8 @@ def missing_folder(job: Job) -> Iterator[Hit]:
         folder = Path(option.value).parent if option and option.value else Path()
         if option and not _may_exist(folder, job):
             is_sure = folder.is_absolute() or bool(job.value("chdir"))
-            where = "does not exist" if is_sure else "exists neither here nor beside the script"
-            fact = f"the folder {folder} of --{name} {where}"
+            where = "" if is_sure else " here or beside the script"
+            fact = f"the folder {folder} of --{name} does not exist{where}"
             yield Hit(option.line, fact, severity="error" if job.slurm and is_sure else None)
 
 
@@ -740,7 +739,7 @@ HANDED_ON = re.compile(r"(APPTAINER|SINGULARITY)ENV_(SLURM|MASTER|RANK|LOCAL|WOR
 
 
 @BATCH.rule("CLEANENV", "error", "no rank gets its number or the master's address",
-            "pass these variables as APPTAINERENV_NAME, or with --env-file")  # fmt: skip
+            "pass the variables as APPTAINERENV_NAME=VALUE, or use --env-file")  # fmt: skip
 def clean_environment(job: Job) -> Iterator[Hit]:
     for container in job.containers:
         cleans = container.has("--cleanenv", "-e") and not container.has("--env", "--env-file")

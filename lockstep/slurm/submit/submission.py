@@ -267,7 +267,7 @@ def _cancel(ids: Mapping[str, str]) -> str:
         slurm.scancel(list(ids.values()))
     except RuntimeError as error:
         return f"; {', '.join(ids)} were submitted before and may still run, because {error}"
-    return f"; jobs submitted before it were cancelled: {', '.join(ids)}"
+    return f"; the jobs submitted before this one were cancelled: {', '.join(ids)}"
 
 
 def refuse_unfinished(results: Results) -> None:
