@@ -45,7 +45,7 @@ CODE = {"exit_code": 1}
 @pytest.mark.parametrize(
     ("state", "record", "account", "kind", "key", "part"),
     [
-        ("OUT_OF_MEMORY", None, MEMORY, "memory", "mem", "used 31.0 of 32.0 GiB; raise mem"),
+        ("OUT_OF_MEMORY", None, MEMORY, "memory", "mem", "31.0 of 32.0 GiB; the job needs more"),
         ("OUT_OF_MEMORY", None, {}, "memory", "mem", "the job's memory use is not known"),
         ("TIMEOUT", None, {}, "time", None, "time"),
         ("NODE_FAIL", None, {"nodes": "node[2-3]"}, "node_unknown", None, "node[2-3]"),
@@ -53,7 +53,7 @@ CODE = {"exit_code": 1}
         ("CANCELLED", None, {}, "unknown", None, ""),
         ("COMPLETED", None, {}, "unknown", None, ""),
         ("LOST", None, {}, "never_began", None, "never started"),
-        ("FAILED", {"exit_code": 137}, KILLED | MEMORY, "killed", "mem", "raise mem"),
+        ("FAILED", {"exit_code": 137}, KILLED | MEMORY, "killed", "mem", "needs more memory"),
         ("FAILED", {"exit_code": 137}, KILLED | LITTLE, "killed", None, "read the job's log first"),
         ("FAILED", CODE | {"stopped": True}, {}, "stopped", None, "stopped cleanly"),
         ("FAILED", None, {"exit_code": "0:53", "nodes": "node1"}, "no_output", None,

@@ -540,7 +540,7 @@ def test_what_a_run_without_jobs_left_is_for_run_to_go_on_with(
     write_claim(folder, names=["w1-r0"], **of)
     if cases is not None:
         keep(folder, "w1-r0", *cases)
-    again = [f"  lockstep run {goes_on}  # with the same options, it continues"] * is_left
+    again = [f"  lockstep run {goes_on}  # with the same options, the run continues"] * is_left
     assert next_lines(here, asked) == [*again, "  lockstep report results/x"]
 
 

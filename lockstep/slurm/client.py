@@ -253,7 +253,7 @@ REASONS = {
     "None": "Slurm has not considered the job yet",
     "Priority": "jobs with a higher priority come first",
     "Resources": "not enough nodes are free yet",
-    NEVER_SATISFIED: "the job can never start, because a job that it depends on failed; cancel it",
+    NEVER_SATISFIED: "the job can never start, because a job before it failed; cancel the job",
     "Dependency": "the job depends on another job",
     "BeginTime": "the job's begin time has not come yet",
     "JobArrayTaskLimit": "the job's array already runs as many elements as may run at once",
@@ -274,7 +274,8 @@ REASONS = {
     "Reservation": "the job's reservation has not begun",
     "ReservationDeleted": "the job can never start, because its reservation was deleted; choose "
     "another reservation",
-    "InvalidAccount": "the job can never start, because its account is not valid; change account",
+    "InvalidAccount": "the job can never start, because its account is not valid; "
+    "change the account",
     "InvalidQOS": "the job can never start, because its QOS is not valid; change the QOS",
     "JobHeldUser": "the job's owner holds it; release it with scontrol release {id}",
     "JobHeldAdmin": "an administrator holds the job; ask the cluster's support",

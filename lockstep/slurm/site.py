@@ -74,11 +74,11 @@ def absolute(text: str) -> str:
     """Return a path that is absolute or a placeholder; raise ValueError for any other."""
     if "://" in text and not text.startswith(FILL_IN):
         raise ValueError(
-            "this is not a file; build the image first, for example with lockstep image build"
+            "the value is not a file; build the image first, for example with lockstep image build"
         )
     if not text.startswith(("/", FILL_IN)):
         raise ValueError(
-            "this path is not absolute; begin it with /, because jobs start in another folder"
+            "the path is not absolute; begin it with /, because jobs start in another folder"
         )
     return text
 
@@ -97,16 +97,16 @@ def _scratch(text: str) -> str:
         return _place(text)
     if not re.fullmatch(r"\$[A-Za-z_][A-Za-z0-9_]*(/[^:,]*)?", text):
         raise ValueError(
-            "this is neither a folder nor a variable; write for example $TMPDIR or $TMPDIR/mine"
+            "the value is no folder and no variable; write for example $TMPDIR or $TMPDIR/mine"
         )
     return text
 
 
 def _variable(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
-        raise ValueError("this is not the name of a variable; use only letters, digits and _")
+        raise ValueError("the key is not the name of a variable; use only letters, digits and _")
     if OWN_VARIABLES.fullmatch(text):
-        raise ValueError("the job script or Slurm sets this variable; remove it here")
+        raise ValueError("the job script or Slurm sets this variable; remove it from the site file")
     return text
 
 
@@ -116,7 +116,7 @@ DIRECTIVE_VALUE = r"[\w.,:+@&|*()\[\]/=-]+"
 def _extra(text: str) -> str:
     match = re.fullmatch(r"--([a-z][a-z-]*)(?:=(.+))?", text)
     if match is None:
-        raise ValueError("this is not a long option; write --name or --name=value")
+        raise ValueError("the value is not a long option; write --name or --name=value")
     if match[1] not in EXTRA_OPTIONS:
         near = difflib.get_close_matches(match[1], EXTRA_OPTIONS, n=1)
         hint = f"did you mean --{near[0]}?" if near else f"known: --{', --'.join(EXTRA_OPTIONS)}"
@@ -141,7 +141,7 @@ Bind = Annotated[
 ]
 Extra = Annotated[Line, AfterValidator(_extra)]
 Scratch = Annotated[Line, AfterValidator(_scratch)]
-NOT_AN_OPTION = "this is not an option; write --name or --name=value"
+NOT_AN_OPTION = "the value is not an option; write --name or --name=value"
 Option = Annotated[Line, fullmatch("--?[A-Za-z].*", NOT_AN_OPTION)]
 Place = Annotated[Line, AfterValidator(_place)]
 Variable = Annotated[str, AfterValidator(_variable)]
@@ -181,7 +181,7 @@ class Container(Table):
             return absolute(image)
         if not re.fullmatch(r"[A-Za-z0-9][\w./:@-]*", image, re.ASCII):
             raise ValueError(
-                "this is not the name of an image; run podman-hpc migrate, and write its NAME:TAG"
+                "the value is no name of an image; run podman-hpc migrate, and write its NAME:TAG"
             )
         return image
 

@@ -288,7 +288,7 @@ def _hardware(chosen: Partition, kind: Kind) -> Iterator[str]:
     others = [node.features for node in chosen.nodes if node.kind.shape != kind.shape]
     unique = frozenset.intersection(*alike) - frozenset().union(*others)
     if is_needed and unique:
-        why = "the partition has several kinds of nodes; this chooses one kind"
+        why = "the partition has several kinds of nodes; this feature chooses one"
         yield line("constraint", min(unique), why)
     elif is_needed:
         why = "the partition has several kinds of nodes"

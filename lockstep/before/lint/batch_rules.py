@@ -229,8 +229,8 @@ RANK_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "MACHINE_RANK",
 RANK_OPTION = re.compile(r"--(node|machine|local|global)?[_-]?rank\b")
 
 
-@BATCH.rule("NODE-RANK-BATCH", "error", "the value is 0 in the batch shell, so every task gets 0",
-            "use single quotes, so that each task expands it: srun bash -c '... $SLURM_PROCID'"
+@BATCH.rule("NODE-RANK-BATCH", "error", "in the batch shell the value is 0, so every task gets 0",
+            "use single quotes; then each task expands the variable: srun bash -c '$SLURM_PROCID'"
             )  # fmt: skip
 def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
     if not job.is_batch:
@@ -318,7 +318,7 @@ def meeting_values(job: Job, variable: str, *names: str) -> Iterator[tuple[int, 
             yield command.line, port if variable == "MASTER_PORT" else host
 
 
-@BATCH.rule("MASTER-PORT", "warning", "another job or step on the node may use this port",
+@BATCH.rule("MASTER-PORT", "warning", "another job or step on the node may use the same port",
             "derive the port from the job's id: "
             "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))")  # fmt: skip
 def fixed_port(job: Job) -> Iterator[Hit]:
@@ -329,7 +329,7 @@ def fixed_port(job: Job) -> Iterator[Hit]:
         words = [token.lstrip("-").replace("-", "_") for token in command.tokens]
         is_given = any(word.startswith(options_of_port) for word in words)
         if torch_launcher(command.tokens) in TORCHRUN and not is_given:
-            facts.setdefault("torchrun before 2.12 uses its default port, 29500", command.line)
+            facts.setdefault("torchrun before PyTorch 2.12 always uses port 29500", command.line)
     for line, port in meeting_values(job, "MASTER_PORT", "master_port", "main_process_port"):
         if "RANDOM" in port or "shuf" in port:
             facts.setdefault("the port is random", line)
@@ -367,7 +367,7 @@ OF_ONE_TASK = {
 
 
 @BATCH.rule("MEETS-ITSELF", "error", "the nodes wait for each other until they time out",
-            "set one value in the batch script, before srun; for --rdzv-id take $SLURM_JOB_ID"
+            "set address, port and id in the batch script, before srun; the id may be $SLURM_JOB_ID"
             )  # fmt: skip
 def meets_itself(job: Job) -> Iterator[Hit]:
     for command in job.shell.commands if job.num_nodes() > 1 else ():
@@ -397,7 +397,7 @@ def no_kill(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule("NO-CPUS", "warning",
-            "since Slurm 22.05 srun ignores the option of sbatch and may give a task one core",
+            "since Slurm 22.05 srun ignores --cpus-per-task of sbatch and may give a task one core",
             'add --cpus-per-task="$SLURM_CPUS_PER_TASK", or export SRUN_CPUS_PER_TASK')  # fmt: skip
 def no_cpus(job: Job) -> Iterator[Hit]:
     if "SRUN_CPUS_PER_TASK" in job.settings:
@@ -411,7 +411,7 @@ def no_cpus(job: Job) -> Iterator[Hit]:
         for step in job.launches:
             if not {"cpus-per-task", "cpus-per-gpu"} & {*step.options}:
                 fact = "neither sbatch nor srun has --cpus-per-task, so a task may get one core"
-                action = "set --cpus-per-task of both to the cores of a node, divided by its tasks"
+                action = "set --cpus-per-task of both to a node's cores divided by its tasks"
                 yield Hit(step.line, fact, action)
                 return
 
@@ -436,7 +436,7 @@ def two_environments(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule("EXIT-CODE", "warning",
-            "Slurm reports a failed run as COMPLETED, and starts jobs that wait for success",
+            "Slurm reports a failed run as COMPLETED, and starts jobs that need its success",
             "add set -eo pipefail, or keep the code: srun ... || code=$?; ...; exit ${code:-0}"
             )  # fmt: skip
 def lost_exit_code(job: Job) -> Iterator[Hit]:
@@ -532,7 +532,7 @@ def broken_line(job: Job) -> Iterator[Hit]:
         begins = re.match("--?[a-zA-Z]", first) and line.lstrip().startswith(first)
         text = job.lines[before - 1].strip() if begins and before and not CASE.match(line) else ""
         if text.startswith("#"):
-            cut[before] = "a comment between the lines of a command ends it"
+            cut[before] = "a comment between its lines ends the command"
         elif text and before not in cut and not text.endswith(("|", "&&")):
             cut[before] = "the line has no backslash at its end"
     yield from (Hit(line, fact) for line, fact in cut.items())
@@ -576,7 +576,7 @@ def dos_lines(job: Job) -> Iterator[Hit]:
         yield Hit(numbers[0], f"{len(numbers)} lines have Windows line ends (CR LF)")
 
 
-@BATCH.rule("DIRECTIVE-LATE", "error", "sbatch silently ignores this directive",
+@BATCH.rule("DIRECTIVE-LATE", "error", "sbatch silently ignores directives after the first command",
             "move the directive above the first command")  # fmt: skip
 def late_directive(job: Job) -> Iterator[Hit]:
     first = job.first_command
@@ -723,7 +723,7 @@ def export_with_comma(job: Job) -> Iterator[Hit]:
         names = value.split(",")
         cut = [b for a, b in pairwise(names) if "=" in a and "=" not in b]
         if "ALL" in names and cut and cut[0] != "ALL":
-            yield Hit(line, f"--export={value} cuts a value at its comma, before {cut[0]!r}")
+            yield Hit(line, f"--export={value} cuts a value at the comma before {cut[0]!r}")
 
 
 def _exports(job: Job) -> Iterator[tuple[int, str]]:
@@ -749,7 +749,7 @@ def clean_environment(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule("CONTAINALL", "error", "NCCL and gloo cannot use shared memory between ranks",
-            "remove the option; --no-home is enough to hide the home folder")  # fmt: skip
+            "remove --containall and --ipc; --no-home hides the home folder")  # fmt: skip
 def isolated_ranks(job: Job) -> Iterator[Hit]:
     for container in job.containers:
         tasks = job.tasks_per_node(container.step) if container.step else 1

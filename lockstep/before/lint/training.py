@@ -253,14 +253,14 @@ def read_each_step(script: Script) -> Iterator[Hit]:
 
 @TRAINING.rule("STEP-COLLECTIVE", "warning",
                "all ranks wait for each other here and again in the gradients' all-reduce",
-               "make this call every hundred steps or at the end of the epoch")  # fmt: skip
+               "call the collective every hundred steps or at the end of the epoch")  # fmt: skip
 def collective_each_step(script: Script) -> Iterator[Hit]:
     for call in filter(script.is_in_each_step, collectives(script.tree)):
         yield Hit(call.lineno, f"{name_of(call.func)} is called in each step")
 
 
 @TRAINING.rule("UNUSED-PARAMETERS", "warning", "DDP searches the whole autograd graph in each step",
-               "remove this argument, unless some parameters get no gradient")  # fmt: skip
+               "remove find_unused_parameters, unless some parameters get no gradient")  # fmt: skip
 def unused_parameters(script: Script) -> Iterator[Hit]:
     for call in script.find(*WRAPS, "DistributedDataParallelKwargs", "DDPStrategy"):
         if is_constant(argument(call, "find_unused_parameters"), True):
@@ -357,8 +357,8 @@ def gloo_for_gpus(script: Script) -> Iterator[Hit]:
             yield Hit(call.lineno, "the backend is gloo, but tensors are on GPUs")
 
 
-@TRAINING.rule("RANK-COLLECTIVE", "error", "the other ranks wait for this call until they time out",
-               "make this call on every rank; only output may depend on the rank")  # fmt: skip
+@TRAINING.rule("RANK-COLLECTIVE", "error", "the other ranks wait in this call until they time out",
+               "call the collective on every rank; only output may depend on the rank")  # fmt: skip
 def some_ranks_only(script: Script) -> Iterator[Hit]:
     """Yield collective calls, including DDP's forward, that not every rank makes."""
     models = {
@@ -412,7 +412,7 @@ def data_parallel(script: Script) -> Iterator[Hit]:
 PORT = re.compile(r"tcp://[^:]+:[1-9][0-9]*")
 
 
-@TRAINING.rule("FIXED-PORT", "warning", "another job on the node may use this port",
+@TRAINING.rule("FIXED-PORT", "warning", "another job on the node may use the same port",
                "let torchrun choose the port, or derive it from the job's id: 20000 + "
                "int(os.environ['SLURM_JOB_ID']) % 10000")  # fmt: skip
 def fixed_port(script: Script) -> Iterator[Hit]:

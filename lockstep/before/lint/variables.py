@@ -150,7 +150,7 @@ RENAMED = "ASYNC_ERROR_HANDLING BLOCKING_WAIT DESYNC_DEBUG ENABLE_TIMING"
 # wrong or old name -> (the problem, what to do)
 GONE = {
     "NCCL_TIMEOUT": (
-        "is not a variable of NCCL or PyTorch and has no effect",
+        "has no effect",
         "give timeout= to torch.distributed.init_process_group, or --comm-timeout to Lockstep",
     ),
     "NCCL_IB_CUDA_SUPPORT": ("was removed in NCCL 2.4", "use NCCL_NET_GDR_LEVEL"),

@@ -48,7 +48,7 @@ PROBES: dict[Probe, tuple[str, str]] = {
     "host_copy": ("copy from host", "a copy from the host takes {} times as long as on the others"),
     "node_all_reduce": (
         "within node",
-        "an all-reduce among its ranks takes {} times as long as on the others",
+        "an all-reduce among the node's ranks takes {} times as long as on the others",
     ),
     "pair_all_reduce": (
         "with other nodes",

@@ -33,7 +33,7 @@ WAITS = {
 }
 # CODE:SIGNAL as sacct writes it -> the usual cause
 ENDS = {
-    "0:53": "the node could not open its output file, perhaps because the folder does not exist",
+    "0:53": "the node could not open the output file, perhaps because its folder does not exist",
     "0:125": "the processes needed more memory than they were given",
     "126:0": "a command exists, but is not executable",
     "127:0": "a command was not found, because a module, an environment or a path is missing",

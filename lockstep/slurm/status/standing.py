@@ -402,7 +402,7 @@ def find_cause(standing: Standing, results: Results) -> Cause:
     nodes = account.get("nodes")
     match standing.state.name:
         case "OUT_OF_MEMORY":
-            more = "raise mem in the site file, or lower the batch in the campaign file"
+            more = "the job needs more memory, or a smaller batch in the campaign file"
             return Cause("memory", f"{_memory(account)}; {more}", "mem")
         case "TIMEOUT" | "DEADLINE":
             more = "raise time in the site file, or in [jobs] of the campaign file, for fewer jobs"
@@ -423,7 +423,7 @@ def find_cause(standing: Standing, results: Results) -> Cause:
             # If a prolog fails, Slurm cancels a job that may not be requeued (slurm.conf(5)).
             end = read_end(output)
             if end.prolog_failed:
-                what = f"{nodes or 'its nodes'} did not start the job ({end.line})"
+                what = f"{nodes or 'a node'} did not start the job ({end.line})"
                 return Cause("not_started", f"{what}; sinfo -R lists the reasons")
             return _find_unmet_dependency(standing, results)
         case "LOST":
@@ -443,7 +443,7 @@ def _find_failure(standing: Standing, results: Results) -> Cause:
         is_near = requested > 0 and used >= NEAR * requested
         what = "a user killed a process of the job, or memory ran out"
         what += f"; without cgroups Slurm cannot tell which; {_memory(account)}"
-        action = "raise mem" if is_near else "read the job's log first"
+        action = "the job needs more memory" if is_near else "read the job's log first"
         return Cause("killed", f"{what}; {action}", "mem" if is_near and record else None)
     key = _key_to_mend(standing, results) if record else None
     if code == NO_OUTPUT and not output.exists():
@@ -487,11 +487,10 @@ def _find_unmet_dependency(standing: Standing, results: Results) -> Cause:
     is_likely = (failed or by_slurm) and not has_begun
     if standing.state.reason != NEVER_SATISFIED and not is_likely:
         return Cause("unknown")
-    other = failed or "a job that it depended on"
     return Cause(
         "dependency",
-        f"Slurm cancelled the job before it started, because {other} did not end as required "
-        f"({NEVER_SATISFIED})",
+        f"Slurm cancelled the job before it started, because {failed or 'another job'} "
+        f"did not end as required ({NEVER_SATISFIED})",
     )
 
 

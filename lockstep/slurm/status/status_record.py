@@ -277,7 +277,7 @@ def _next_commands(
     claimed = results.read_claim() or {}
     tests, name = ",".join(claimed.get("tests") or ()), str(claimed.get("name"))
     measured = shlex.join(["--tests", tests, "--name", name]) if tests else "CAMPAIGN"
-    again = [f"lockstep run {measured}  # with the same options, it continues"] * is_left
+    again = [f"lockstep run {measured}  # with the same options, the run continues"] * is_left
     return [*again, f"lockstep report {typed}"]
 
 

@@ -266,7 +266,7 @@ def _cancel(ids: Mapping[str, str]) -> str:
     try:
         slurm.scancel(list(ids.values()))
     except RuntimeError as error:
-        return f"; {', '.join(ids)} were submitted before and may still run, because {error}"
+        return f"; the jobs submitted before this one may still run ({', '.join(ids)}): {error}"
     return f"; the jobs submitted before this one were cancelled: {', '.join(ids)}"
 
 
