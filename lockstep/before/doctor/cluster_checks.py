@@ -141,7 +141,9 @@ def namespaces(subject: Subject) -> Finding:
     for path, refusing in ((NAMESPACES, "0"), (CLONE, "0"), (APPARMOR, "1")):
         if path.exists() and path.read_text(encoding="ascii").strip() == refusing:
             text = f"{hostname()} forbids user namespaces to ordinary users: {path} is {refusing}"
-            action = f"ask the support to change {path} or to install apptainer-suid; test: {TRY}"
+            action = (
+                f"ask the cluster's support to change {path} or install apptainer-suid; try {TRY}"
+            )
             return _report_missing(subject, text, action)
     try:
         processes.output(TRY.split(), COMMAND_TIMEOUT_S)
