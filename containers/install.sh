@@ -41,7 +41,7 @@ END
     rm "$others"
     python3 -m pip install --no-deps --editable .
     [ "$before" = "$(versions)" ] || {
-        echo "the installation has changed the base's torch and torchvision, $before" >&2
+        echo "the installation has replaced the base's torch and torchvision, which were $before" >&2
         exit 1
     }
 }

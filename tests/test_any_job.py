@@ -11,7 +11,6 @@ from commands import finish
 from stand_ins import sacct
 
 from examples import collected
-from lockstep.core.formats import DASH
 from lockstep.slurm.any_job import node_use
 from lockstep.slurm.any_job.held import COLUMNS
 
@@ -58,7 +57,7 @@ def test_my_jobs_are_listed_by_when_they_start(slurm):
     assert (found[0]["name"], found[0]["elapsed_s"], found[0]["limit_s"]) == ("train|x", 120, 3600)
     assert found[2]["waits_for"] == [["afterok", "12"], ["after", "13"], ["singleton", ""]]
     said = ask("jobs", slurm).stdout
-    assert "4711 train|x: has run for 2 min on n1; 58 min left" in said
+    assert "4711 train|x: the job has run for 2 min on n1; 58 min left" in said
 
 
 def test_jobs_that_were_cancelled_while_they_waited_are_among_those_that_ended(slurm):
@@ -70,9 +69,9 @@ def test_jobs_that_were_cancelled_while_they_waited_are_among_those_that_ended(s
     hidden = "case $* in *--state=*CANCELLED*) x=@;; *) x=4714;; esac; /bin/grep -v ^$x"
     slurm.act("sacct", f"{hidden} {slurm.folder}/rows")
     assert ask("jobs --ended 24", slurm).stdout.splitlines() == [
-        "4711 train of me: COMPLETED, the job's script succeeded; ran 10 min of 60 min on n1",
-        "4714 train of me: CANCELLED, the job was cancelled by root; "
-        f"ran {DASH} of 60 min on no node",
+        "4711 train of me: COMPLETED, the job's script succeeded; "
+        "the job ran 10 min of 60 min on n1",
+        "4714 train of me: CANCELLED, the job was cancelled by root; the job did not run",
     ]
     assert asked("jobs --ended 24", slurm)["ended"]["4714"]["started"] is None
 
@@ -319,7 +318,7 @@ def test_any_job_is_cancelled_once_it_is_said_whose_it_is(slurm):
     slurm.say("squeue", squeue(RUNS | {"user": "alice"}))
     slurm.say("scancel", rc=1, error="scancel: error: Kill job error: Access/permission denied")
     planned = ask("cancel 4711 --dry-run", slurm)
-    whose = "4711 train|x: has run for 2 min on n1; 58 min left; of alice\n"
+    whose = "4711 train|x: the job has run for 2 min on n1; 58 min left; owner: alice\n"
     assert (planned.stdout, slurm.calls("scancel")) == (f"{whose}scancel 4711\n", [])
     refused = ask("cancel 4711", slurm)
     assert (refused.returncode, refused.stdout) == (3, whose)

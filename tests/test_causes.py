@@ -45,15 +45,15 @@ CODE = {"exit_code": 1}
 @pytest.mark.parametrize(
     ("state", "record", "account", "kind", "key", "part"),
     [
-        ("OUT_OF_MEMORY", None, MEMORY, "memory", "mem", "it used 31.0 of 32.0 GiB; raise mem"),
-        ("OUT_OF_MEMORY", None, {}, "memory", "mem", "its memory use is not known"),
+        ("OUT_OF_MEMORY", None, MEMORY, "memory", "mem", "31.0 of 32.0 GiB; the job needs more"),
+        ("OUT_OF_MEMORY", None, {}, "memory", "mem", "the job's memory use is not known"),
         ("TIMEOUT", None, {}, "time", None, "time"),
         ("NODE_FAIL", None, {"nodes": "node[2-3]"}, "node_unknown", None, "node[2-3]"),
         ("PREEMPTED", None, {}, "unknown", None, ""),
         ("CANCELLED", None, {}, "unknown", None, ""),
         ("COMPLETED", None, {}, "unknown", None, ""),
         ("LOST", None, {}, "never_began", None, "never started"),
-        ("FAILED", {"exit_code": 137}, KILLED | MEMORY, "killed", "mem", "raise mem"),
+        ("FAILED", {"exit_code": 137}, KILLED | MEMORY, "killed", "mem", "needs more memory"),
         ("FAILED", {"exit_code": 137}, KILLED | LITTLE, "killed", None, "read the job's log first"),
         ("FAILED", CODE | {"stopped": True}, {}, "stopped", None, "stopped cleanly"),
         ("FAILED", None, {"exit_code": "0:53", "nodes": "node1"}, "no_output", None,
@@ -73,7 +73,8 @@ def test_the_cause_is_by_what_slurm_and_the_job_s_record_say(
     [("ladder", "launches/w1-r0/log.txt"), ("preflight", "jobs/preflight-17.txt")],
 )
 def test_a_log_says_why_a_job_failed(results, kind, name):
-    write_log(results, "lockstep: every rank: ended with 78\n", "jobs/job-17.out")
+    said = "lockstep: the check of every rank ended with exit code 78\n"
+    write_log(results, said, "jobs/job-17.out")
     write_log(results, "RuntimeError: no\x1b[0m data\nbye\n", name)
     cause = find_cause(ended(results, "FAILED", kind=kind, exit_code="1:0"), results)
     assert (cause.kind, cause.text) == ("log", f"{name}: RuntimeError: no\\x1b[0m data")

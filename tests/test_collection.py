@@ -83,7 +83,7 @@ def test_allocated_and_measured_hours_are_printed_side_by_side(here, folder, ask
     # Two cases of 900 s on one rank, one case of 900 s on four.
     assert row["measured_rank_hours"] == pytest.approx(0.5 + 1.0)
     hours = "2 node-hours, 32 CPU-hours, 8 GPU-hours, 64 hours of TRES billing"
-    assert f"accounting of 1 of 1 job: {hours}; 1.5 rank-hours in timed regions" in ended.stdout
+    assert f"the jobs took {hours}; timed regions took 1.5 rank-hours" in ended.stdout
     assert cases(folder, "w4-r0") == ["a"]
 
 

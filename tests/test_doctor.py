@@ -314,7 +314,7 @@ def test_an_image_is_compared_with_its_record(tmp_path):
     record.write_text("[]")
     assert cluster_checks.image(given).level == "warning"
     write_record(file, Record(sha256=sha256(SQUASHED).hexdigest(), **BUILT))
-    assert cluster_checks.image(given).text.endswith("its build record confirms")
+    assert cluster_checks.image(given).text.endswith("its build record has the same sha256")
     file.write_bytes(SQUASHED.replace(b"squ", b"sqv"))
     assert cluster_checks.image(given).level == "missing"
     file.write_bytes(b"an HTML page of an error")
@@ -402,7 +402,7 @@ def test_closed_user_namespaces_are_found(tmp_path, stand_in, monkeypatch, switc
     found = cluster_checks.namespaces(subject(tmp_path))
     assert found.level == "missing"
     assert hostname() in found.text
-    assert found.action.startswith("ask the cluster's support to change this setting")
+    assert found.action.startswith("ask the cluster's support to change")
 
 
 @pytest.mark.parametrize(("mode", "status", "says"), [

@@ -126,7 +126,7 @@ def test_traces_of_torch_are_pytest_s_own_and_leave_no_journal(job):
     words = job.seen("arguments")
     assert f"--torch-trace={folder}" in words
     assert not [word for word in words if word.startswith("--journal")]
-    assert f"its traces are in {folder}" in ended.stdout
+    assert f"the traces are in {folder}" in ended.stdout
 
 
 def test_torchrun_is_one_task_of_a_node_and_meets_where_its_ranks_do(job):
@@ -506,8 +506,8 @@ def test_a_log_that_was_flooded_keeps_its_beginning_and_its_end(job):
 def test_a_preflight_asks_every_node_and_then_every_rank(job, code):
     ended = job.run(campaign_of(jobs=ALL), index=PREFLIGHT, STUB_CODE=str(code))
     assert (ended.returncode, ended.stderr) == (int(code != 0), "")
-    assert "every node: ended with 0" in ended.stdout
-    assert f"every rank: ended with {code}" in ended.stdout
+    assert "the check of every node ended with exit code 0" in ended.stdout
+    assert f"the check of every rank ended with exit code {code}" in ended.stdout
     assert "--benchmark-disable" in job.seen("arguments")
     assert "--nodes=2" in job.seen("srun")
     assert not (job.results / "launches").exists()

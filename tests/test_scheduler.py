@@ -107,7 +107,7 @@ def test_the_elements_of_an_array_are_counted_out(text, elements):
     [
         ("Priority", "jobs with a higher priority come first"),
         ("ReqNodeNotAvail, May be reserved for other job", "(ReqNodeNotAvail, May be reserved"),
-        ("(launch failed requeued held)", "it could not start on its nodes"),
+        ("(launch failed requeued held)", "the job could not start on its nodes"),
         ("QOSMaxJobsPerUserLimit", "your running jobs are at the limit"),
         ("QOSGrpGRES", "are at the limit of the QOS"),
         ("PartitionTimeLimit", "because its time exceeds the limit of the partition"),

@@ -158,7 +158,7 @@ def test_a_job_sent_by_hand_is_found_by_what_it_left(here, folder, asked):
     assert found == {"job": "x", "id": "41", "state": "COMPLETED", "by_hand": True,
                      "num_complete": 1}  # fmt: skip
     collected = lockstep("status --collect results/x", here, asked.folder)
-    assert "accounting of 1 of 1 job" in collected.stdout
+    assert "accounting is known for 1 of 1 job" in collected.stdout
     assert "  lockstep report results/x\n" in status(here, asked, "").stdout
 
 
@@ -431,8 +431,8 @@ def test_a_running_job_that_writes_nothing_has_stalled(here, folder, asked, budg
     assert seen("log.txt", minutes - 1) == ("RUNNING", None)
     assert seen("log.txt", minutes + 1) == (
         "STALLED",
-        f"its last output is {minutes + 1} min old; run lockstep cancel results/x --job ladder, "
-        "then lockstep resume results/x to measure the rest",
+        f"the job's last output is {minutes + 1} min old; run lockstep cancel results/x "
+        "--job ladder, then lockstep resume results/x to measure the rest",
     )
 
 
@@ -518,7 +518,7 @@ def test_a_launch_that_has_just_begun_has_not_nothing_left(here, folder, asked):
     journal = folder / "launches" / "w1-r0" / "journal.jsonl"
     journal.parent.mkdir(parents=True)
     journal.touch()
-    assert "  w1-r0: has started, but has not listed" in status(here, asked, "").stdout
+    assert "  w1-r0: the launch has started, but has not listed" in status(here, asked, "").stdout
     keep(folder, "w1-r0")
     assert "  w1-r0: 0 measured, 0 failed, 2 left\n" in status(here, asked, "").stdout
 
@@ -540,7 +540,7 @@ def test_what_a_run_without_jobs_left_is_for_run_to_go_on_with(
     write_claim(folder, names=["w1-r0"], **of)
     if cases is not None:
         keep(folder, "w1-r0", *cases)
-    again = [f"  lockstep run {goes_on}  # with the same options, it continues"] * is_left
+    again = [f"  lockstep run {goes_on}  # with the same options, the run continues"] * is_left
     assert next_lines(here, asked) == [*again, "  lockstep report results/x"]
 
 

@@ -144,7 +144,9 @@ def test_a_refusal_ends_the_submission_and_is_recorded(folder):
     assert len(sbatch_calls(folder)) == 2
     assert "refused" in recorded(folder)[-1]
     assert ended.stdout.startswith("ladder-preflight: job 101")
-    assert ended.stderr.endswith("; jobs submitted before it were cancelled: ladder-preflight\n")
+    assert ended.stderr.endswith(
+        "; the jobs submitted before this one were cancelled: ladder-preflight\n"
+    )
     assert "scancel 101" in (folder / "bin" / "calls").read_text().splitlines()
 
 

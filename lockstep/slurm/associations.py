@@ -222,8 +222,8 @@ class Excess:
         match limit.name:
             case "MaxWall":
                 why = (
-                    f"{clock(self.needs)} exceeds {limit.text}; lower time, or change qos in the "
-                    "site file"
+                    f"a time of {clock(self.needs)} exceeds {limit.text}; lower time, or change "
+                    "qos, in the site file"
                 )
             case "MaxSubmit":
                 why = (

@@ -19,8 +19,8 @@ from typing import Literal, NamedTuple
 from lockstep.core import files, processes
 from lockstep.core.formats import listed, one_line, parse_duration
 
-SITE = "in the site file"
-CAMPAIGN = "in the campaign file"
+SITE = "the site file"
+CAMPAIGN = "the campaign file"
 EITHER = f"{SITE} or {CAMPAIGN}"
 MAX_LISTED = 12
 CHARGED = ("account", "qos")
@@ -62,8 +62,8 @@ REFUSALS = (
     Refusal("invalid qos", "qos", SITE, _associations("QOS"), "your QOS", pattern=r"[^,\n]+"),
     Refusal("invalid partition|requested partition configuration|user's group not permitted",
             "partition", SITE, _sinfo("%R"), "partitions"),
-    Refusal("job violates accounting/qos policy", "qos, account, time or (for fewer jobs) "
-            "jobs.share_job", EITHER),
+    Refusal("job violates accounting/qos policy", "qos, account, time or jobs.share_job "
+            "(which makes fewer jobs)", EITHER),
     Refusal("license", "extra_directives (--licenses)"),
     Refusal("invalid feature", "constraint", SITE, _sinfo("%f"), "features",
             pattern=r"[^,\n]+"),
@@ -77,7 +77,7 @@ REFUSALS = (
     Refusal("node configuration", "gpus_per_node, gpu_type, cpus_per_node or mem", SITE,
             _sinfo("%R: %c CPUs, %m MiB, %G"), "the nodes have"),
     # Printed for too many CPUs of a node, and for more nodes than the cluster has CPUs for.
-    Refusal("more processors", "cpus_per_node", f"{SITE}, or world_sizes {CAMPAIGN}",
+    Refusal("more processors", "cpus_per_node", f"{SITE}, or world_sizes in {CAMPAIGN}",
             _sinfo("%R has %D nodes of %c CPUs"), "partitions"),
     Refusal("cpu count", "cpus_per_node", SITE, _sinfo("%c"), "CPUs of the nodes"),
     Refusal("node count", "world_sizes", CAMPAIGN, _sinfo("%R has %D nodes, jobs of %s"),
@@ -119,7 +119,9 @@ def explain_refusal(stderr: str, user: str, ask: Callable[..., str], script: Pat
         if name := re.search(r"^ClusterName\s*= *(\S+)", ask("scontrol", "show", "config"), re.M):
             facts.append(f"asked cluster {name[1]}")
     what = f" ({'; '.join(facts)})" if facts else ""
-    return f"sbatch refused the job: {one_line(stderr)}; change {refusal.key} {refusal.where}{what}"
+    return (
+        f"sbatch refused the job: {one_line(stderr)}; change {refusal.key} in {refusal.where}{what}"
+    )
 
 
 Kind = Literal[
@@ -219,28 +221,28 @@ ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
     *("PREEMPTED", "REVOKED", "TIMEOUT"),
 }
-# state -> what it means, after "the job"
+# state -> what it means; a verb without a subject is said of the job
 MEANINGS = {
     "PENDING": "waits",
     "CONFIGURING": "Slurm prepares the job's nodes",
     "POWER_UP_NODE": "the job's nodes are powering up",
     "RUNNING": "runs",
-    "STALLED": "runs, but has written nothing for longer than a case may take",
-    "SUSPENDED": "is suspended until Slurm resumes it",
-    "STOPPED": "is stopped and keeps its nodes until it gets SIGCONT",
+    "STALLED": "the job runs, but has written nothing for longer than a case may take",
+    "SUSPENDED": "the job is suspended until Slurm resumes it",
+    "STOPPED": "the job is stopped and keeps its nodes until it gets SIGCONT",
     "SIGNALING": "gets a signal",
-    "RESIZING": "changes its number of nodes",
+    "RESIZING": "the job changes its number of nodes",
     "COMPLETING": "is ending",
-    "EXPEDITING": "waits with priority to run again, because its nodes were lost",
-    "REQUEUED": "was requeued and waits",
-    "REQUEUE_FED": "was requeued in its federation of clusters and waits",
-    "REQUEUE_HOLD": "was requeued and is held; release it with scontrol release {id}",
-    "RESV_DEL_HOLD": "is held because its reservation was deleted; choose another reservation",
-    "SPECIAL_EXIT": "was requeued and is held because of its script's exit code; "
+    "EXPEDITING": "the job waits with priority to run again, because its nodes were lost",
+    "REQUEUED": "the job was requeued and waits",
+    "REQUEUE_FED": "the job was requeued in its federation of clusters and waits",
+    "REQUEUE_HOLD": "the job was requeued and is held; release it with scontrol release {id}",
+    "RESV_DEL_HOLD": "the job is held because its reservation was deleted; choose another",
+    "SPECIAL_EXIT": "the job was requeued and is held because of its script's exit code; "
     "release it with scontrol release {id}",
-    "STAGE_OUT": "has ended, and Slurm copies its files",
-    "UPDATE_DB": "has ended, and Slurm updates its accounting",
-    "LAUNCH_FAILED": "could not start on its nodes",
+    "STAGE_OUT": "the job has ended, and Slurm copies its files",
+    "UPDATE_DB": "the job has ended, and Slurm updates its accounting",
+    "LAUNCH_FAILED": "the job could not start on its nodes",
     "RECONFIG_FAIL": "Slurm could not configure the job's nodes",
     "COMPLETED": "the job's script succeeded",
     "FAILED": "the job's script failed",
@@ -263,48 +265,50 @@ REASONS = {
     "None": "Slurm has not considered the job yet",
     "Priority": "jobs with a higher priority come first",
     "Resources": "not enough nodes are free yet",
-    NEVER_SATISFIED: "it can never start, because the job that it depends on failed; cancel it",
-    "Dependency": "it depends on another job",
-    "BeginTime": "its begin time has not come yet",
-    "JobArrayTaskLimit": "its array already runs as many elements as may run at once",
-    "PartitionDown": "its partition is down; another partition may be up",
-    "PartitionInactive": "its partition is down; another partition may be up",
-    "PartitionNodeLimit": "it can never start, because the partition gives a job fewer nodes; "
+    NEVER_SATISFIED: "the job can never start, because a job before it failed; cancel the job",
+    "Dependency": "the job depends on another job",
+    "BeginTime": "the job's begin time has not come yet",
+    "JobArrayTaskLimit": "the job's array already runs as many elements as may run at once",
+    "PartitionDown": "the job's partition is down; another partition may be up",
+    "PartitionInactive": "the job's partition is down; another partition may be up",
+    "PartitionNodeLimit": "the job can never start, because the partition gives a job fewer nodes; "
     "request fewer nodes or change the partition",
-    "PartitionTimeLimit": "it can never start, because its time exceeds the limit of the "
+    "PartitionTimeLimit": "the job can never start, because its time exceeds the limit of the "
     "partition; lower its time",
-    "ReqNodeNotAvail": "its nodes are down, drained or reserved, and lockstep slurm nodes shows "
-    "why; a shorter job may still start before a maintenance",
-    "Nodes_required_for_job_are_DOWN": "its nodes are down, drained or kept "
+    "ReqNodeNotAvail": "the job's nodes are down, drained or reserved, and lockstep slurm nodes "
+    "shows why; a shorter job may still start before a maintenance",
+    "Nodes_required_for_job_are_DOWN": "the job's nodes are down, drained or kept "
     "for jobs with a higher priority; lockstep slurm nodes shows why",
-    "NodeDown": "its nodes are down",
-    "BadConstraints": "it can never start, because no node fits; change its constraint, GPU type "
-    "or memory",
+    "NodeDown": "the job's nodes are down",
+    "BadConstraints": "the job can never start, because no node fits; change its constraint, GPU "
+    "type or memory",
     "Licenses": "no license is free",
-    "Reservation": "its reservation has not begun",
-    "ReservationDeleted": "it can never start, because its reservation was deleted; choose another",
-    "InvalidAccount": "it can never start, because its account is not valid; change the account",
-    "InvalidQOS": "it can never start, because its QOS is not valid; change the QOS",
-    "JobHeldUser": "its owner holds it; release it with scontrol release {id}",
-    "JobHeldAdmin": "an administrator holds it; ask the cluster's support",
-    "launch_failed_requeued_held": "it could not start on its nodes and is held; look at "
+    "Reservation": "the job's reservation has not begun",
+    "ReservationDeleted": "the job can never start, because its reservation was deleted; choose "
+    "another reservation",
+    "InvalidAccount": "the job can never start, because its account is not valid; "
+    "change the account",
+    "InvalidQOS": "the job can never start, because its QOS is not valid; change the QOS",
+    "JobHeldUser": "the job's owner holds it; release it with scontrol release {id}",
+    "JobHeldAdmin": "an administrator holds the job; ask the cluster's support",
+    "launch_failed_requeued_held": "the job could not start on its nodes and is held; look at "
     "scontrol show job {id}, then release it with scontrol release {id}",
-    "QOSNotAllowed": "it can never start, because its account or partition does not allow its "
+    "QOSNotAllowed": "the job can never start, because its account or partition does not allow its "
     "QOS; change the QOS",
     "QOSMaxJobsPerUserLimit": "your running jobs are at the limit of the QOS",
     "QOSMaxSubmitJobPerUserLimit": "your queued jobs are at the limit of the QOS",
-    "QOSMaxWallDurationPerJobLimit": "it can never start, because its time exceeds the limit of "
-    "the QOS; lower its time or change the QOS",
+    "QOSMaxWallDurationPerJobLimit": "the job can never start, because its time exceeds the limit "
+    "of the QOS; lower its time or change the QOS",
     "AssocGrpGRES": "the account's running jobs use all GPUs that the account may use",
-    "AssocMaxWallDurationPerJobLimit": "it can never start, because its time exceeds the limit of "
-    "the account; lower its time",
-    "MaxMemPerLimit": "it can never start, because it requests more memory than allowed; lower "
-    "its memory",
+    "AssocMaxWallDurationPerJobLimit": "the job can never start, because its time exceeds the "
+    "limit of the account; lower its time",
+    "MaxMemPerLimit": "the job can never start, because it requests more memory than allowed; "
+    "lower its memory",
 }
 # beginning of any other reason that is a limit -> plain words; longer beginnings come first
 LIMITS = {
     "QOSGrp": "the jobs of all users are at the limit of the QOS; another QOS may be free",
-    "QOSMin": "it requests less than the minimum of its QOS; request more or change the QOS",
+    "QOSMin": "the job requests less than the minimum of its QOS; request more or change the QOS",
     "QOS": "a limit of the QOS is reached; try fewer ranks, a shorter time or another QOS",
     "AssocGrp": "the account is at its limit, or its budget is spent; check with sshare, "
     "or change the account",
@@ -337,8 +341,8 @@ class State:
         if self.name == "CANCELLED" and self.by:
             return f"{meaning} by {self.by}"
         if self.name == "CANCELLED" and self.reason == NEVER_SATISFIED:
-            why = "because the job that it depended on did not end as required"
-            return f"{meaning} by Slurm, {why} ({self.reason})"
+            why = f"a job that it depended on did not end as required ({self.reason})"
+            return f"{meaning} by Slurm, because {why}"
         if self.name != "PENDING" or not self.reason:
             return meaning
         word = self.reason.strip("()").partition(",")[0].replace(" ", "_")

@@ -142,7 +142,7 @@ def _fetch(host: Host, folder: str, command: Sequence[str]) -> None:
             problem = f": {error}"
     if _check(host, process.returncode) or problem:
         raise RuntimeError(
-            f"cannot copy {folder} from {host.login}{problem}; make its login shell print nothing"
+            f"cannot copy {folder} from {host.login}{problem}; the login shell must print nothing"
         )
 
 

@@ -76,11 +76,11 @@ def absolute(text: str) -> str:
     """Return a path that is absolute or a placeholder; raise ValueError for any other."""
     if "://" in text and not text.startswith(FILL_IN):
         raise ValueError(
-            "this is not a file; build the image first, for example with lockstep image build"
+            "the value is not a file; build the image first, for example with lockstep image build"
         )
     if not text.startswith(("/", FILL_IN)):
         raise ValueError(
-            "this path is not absolute; begin it with /, because jobs start in another folder"
+            "the path is not absolute; begin it with /, because jobs start in another folder"
         )
     return text
 
@@ -99,16 +99,16 @@ def _scratch(text: str) -> str:
         return _place(text)
     if not re.fullmatch(r"\$[A-Za-z_][A-Za-z0-9_]*(/[^:,]*)?", text):
         raise ValueError(
-            "this is neither a folder nor a variable; write for example $TMPDIR or $TMPDIR/mine"
+            "the value is no folder and no variable; write for example $TMPDIR or $TMPDIR/mine"
         )
     return text
 
 
 def _variable(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
-        raise ValueError("this is not the name of a variable; use only letters, digits and _")
+        raise ValueError("the key is not the name of a variable; use only letters, digits and _")
     if OWN_VARIABLES.fullmatch(text):
-        raise ValueError("the job script or Slurm sets this variable; remove it here")
+        raise ValueError("the job script or Slurm sets this variable; remove it from the site file")
     return text
 
 
@@ -118,13 +118,13 @@ DIRECTIVE_VALUE = r"[\w.,:+@&|*()\[\]/=-]+"
 def _extra(text: str) -> str:
     match = re.fullmatch(r"--([a-z][a-z-]*)(?:=(.+))?", text)
     if match is None:
-        raise ValueError("this is not a long option; write --name or --name=value")
+        raise ValueError("the value is not a long option; write --name or --name=value")
     if match[1] not in EXTRA_OPTIONS:
         near = difflib.get_close_matches(match[1], EXTRA_OPTIONS, n=1)
         hint = f"did you mean --{near[0]}?" if near else f"known: --{', --'.join(EXTRA_OPTIONS)}"
         raise ValueError(
-            f"Lockstep does not allow this option here; {hint}; the key directives "
-            "takes options that Lockstep does not check"
+            f"Lockstep does not allow this option here; {hint}; set options that Lockstep does not "
+            "check in the key 'directives'"
         )
     if match[2] and not re.fullmatch(DIRECTIVE_VALUE, match[2]):
         raise ValueError(NOT_A_VALUE)
@@ -143,7 +143,7 @@ Bind = Annotated[
 ]
 Extra = Annotated[Line, AfterValidator(_extra)]
 Scratch = Annotated[Line, AfterValidator(_scratch)]
-NOT_AN_OPTION = "this is not an option; write --name or --name=value"
+NOT_AN_OPTION = "the value is not an option; write --name or --name=value"
 Option = Annotated[Line, fullmatch("--?[A-Za-z].*", NOT_AN_OPTION)]
 Place = Annotated[Line, AfterValidator(_place)]
 Variable = Annotated[str, AfterValidator(_variable)]
@@ -183,7 +183,7 @@ class Container(Table):
             return absolute(image)
         if not re.fullmatch(r"[A-Za-z0-9][\w./:@-]*", image, re.ASCII):
             raise ValueError(
-                "this is not the name of an image; run podman-hpc migrate, and write its NAME:TAG"
+                "the value is no name of an image; run podman-hpc migrate, and write its NAME:TAG"
             )
         return image
 
@@ -198,15 +198,15 @@ class Partition(Table):
     account: Word | None = None
     """project that pays"""
     constraint: Word | None = None
-    """features that its nodes must have"""
+    """features that the nodes must have"""
     gpus_per_node: Gpus | None = None
-    """GPUs of one of its nodes; 0 measures on CPUs"""
+    """GPUs of one node; 0 measures on CPUs"""
     gpu_type: GpuType | None = None
-    """type of its GPUs"""
+    """type of GPU in this partition"""
     cpus_per_node: Count | None = None
-    """CPUs of one of its nodes"""
+    """CPUs of one node, as Slurm counts them"""
     mem: Memory | None = None
-    """memory that a job gets on one of its nodes"""
+    """memory that a job gets on a node"""
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -232,7 +232,7 @@ class Site(Table):
     collect_partition: Word | None = None
     """partition without GPUs for the job that collects and reports"""
     partitions: dict[Word, Partition] = {}
-    """partitions for --partition, each with its limits and with the keys that differ there"""
+    """partitions for --partition, each with its limits and the keys that differ in it"""
     account: Word | None = None
     """project that pays for the jobs"""
     qos: Word | None = None

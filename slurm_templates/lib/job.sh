@@ -239,7 +239,7 @@ lockstep_meet() { # let the ranks of the next step meet where those of no other 
     [ -n "${LOCKSTEP_SERVER_PID:-}" ] || lockstep_serve
     until [ -s "$jobs/.store-$id" ]; do
         if [ -z "${LOCKSTEP_SERVER_PID:-}" ] || [ "$SECONDS" -ge "$give_up" ]; then
-            lockstep_say "the store through which ranks meet did not start on ${hosts%%$'\n'*}; its output:"
+            lockstep_say "the store (TCPStore) of the ranks did not start on ${hosts%%$'\n'*}; its output:"
             cat -- "$jobs/.store-$id.txt"
             exit 1
         fi
@@ -389,7 +389,7 @@ lockstep_leave_nodes() { # called once, at the end
     done
     lockstep_await "$keeper" ||
         "${on_nodes[@]}" bash -c "$leave" leave "$scratch" "$jobs" "$id" </dev/null || rc=$?
-    [ "$rc" -eq 0 ] || lockstep_say "copying results from $scratch ended with $rc; the folder may still exist on the nodes"
+    [ "$rc" -eq 0 ] || lockstep_say "results were not copied from $scratch (exit code $rc); the folder may still exist on the nodes"
     {
         flock -w 10 3 # where the file system can
         printf '{"job_id": "%s", "stage_in_s": %s, "stage_out_s": %s, "cache_hits": %s, "cache_misses": %s}\n' \
@@ -452,7 +452,7 @@ lockstep_launch() { # lockstep_launch NAME WORLD_SIZE REPEAT [PART]: the next on
 lockstep_trace() { # lockstep_trace FOLDER COMMAND...: it keeps no journal, so that no session follows
     local rc=0
     lockstep_step "$1/log.txt" "${@:2}" --torch-trace="$1" || rc=$?
-    lockstep_say "${1##*/}: srun ended with $rc; its traces are in $1"
+    lockstep_say "${1##*/}: srun ended with exit code $rc; the traces are in $1"
     [ "$rc" -eq 0 ] || failed=1
 }
 
@@ -552,7 +552,7 @@ lockstep_check() { # lockstep_check WHAT COMMAND...: the job fails with the firs
     local what=$1 rc=0
     shift
     "$@" || rc=$?
-    lockstep_say "$what: ended with $rc"
+    lockstep_say "the check of $what ended with exit code $rc"
     [ "$rc" -eq 0 ] || exit 1
 }
 
@@ -578,7 +578,7 @@ lockstep_ask_accounting() { # lockstep_ask_accounting SACCT...: keep what it say
             sort --unique | paste -sd, -)
         [ -n "$unfinished" ] || return 0
     done
-    lockstep_say "accounting does not show the end of $unfinished yet; run lockstep status --collect later"
+    lockstep_say "accounting does not show the end of jobs $unfinished yet; run lockstep status --collect later"
 }
 
 lockstep_need_python() { # outside an image python3 may be a site's own

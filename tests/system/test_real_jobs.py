@@ -124,7 +124,8 @@ def test_a_job_that_was_taken_beyond_its_partition_s_limit_waits_for_ever(login)
     finally:
         lockstep(f"cancel {login} --job long", login, path)
     assert (
-        "waits: it can never start, because its time exceeds the limit of the partition; " in said
+        "waits: the job can never start, because its time exceeds the limit of the partition; "
+        in said
     )
 
 

@@ -277,7 +277,7 @@ def test_a_rendered_script_is_sent_by_hand_from_anywhere(folder):
     assert (row["id"], row["job"], row["by_hand"]) == (job_id, "campaign", True)
     assert (row["state"], row["num_complete"]) == ("COMPLETED", 1)
     said = done(lockstep(folder, "status", "--collect", "results/campaign"))
-    assert "accounting of 1 of 1 job: " in said
+    assert "accounting is known for 1 of 1 job" in said
     assert "TRES billing" in said
     assert list(folder.rglob("hostile")) == []
 

@@ -1,6 +1,5 @@
 """Checks of images, Slurm and the site file, and the diagnosis from all checks."""
 
-import os
 import re
 import shlex
 import shutil
@@ -65,9 +64,7 @@ GRACE_S = 20
 NUM_NODES = 2
 # Most states of nodes out of service to show, and most nodes to name for each state.
 MAX_STATES = MAX_NAMED = 8
-BACK = (
-    "ask the cluster's support when the nodes will be back; lockstep slurm nodes shows the reasons"
-)
+BACK = "run lockstep slurm nodes, and ask the cluster's support when the nodes will be in service"
 # A node prints its name in Slurm, its host name, then its network interfaces. The mark
 # distinguishes this line from the output of a site's prologs.
 MARK = "lockstep-node:"
@@ -77,14 +74,14 @@ MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": MIB_PER_GIB, "T": MIB_PER_GIB**2}
 
 def _container(subject: Subject) -> Container:
     if subject.site is None:
-        raise NotNeededError("no site file names an image")
+        raise NotNeededError("no --site is given, so there is no image to check")
     if "container.image" in subject.site.to_fill_in:
         raise NotNeededError("container.image of the site file is not filled in yet")
     wanted = subject.site.container
     if wanted is None:
         raise NotNeededError("the site uses no image")
     if wanted.runtime in ("podman-hpc", "pyxis"):
-        raise NotNeededError("Lockstep can only check images of Apptainer")
+        raise NotNeededError("doctor can check only images of Apptainer")
     return wanted
 
 
@@ -144,8 +141,9 @@ def namespaces(subject: Subject) -> Finding:
     for path, refusing in ((NAMESPACES, "0"), (CLONE, "0"), (APPARMOR, "1")):
         if path.exists() and path.read_text(encoding="ascii").strip() == refusing:
             text = f"{hostname()} forbids user namespaces to ordinary users: {path} is {refusing}"
-            action = "ask the cluster's support to change this setting or install apptainer-suid; "
-            action += f"test it with {TRY}"
+            action = (
+                f"ask the cluster's support to change {path} or install apptainer-suid; try {TRY}"
+            )
             return _report_missing(subject, text, action)
     try:
         processes.output(TRY.split(), COMMAND_TIMEOUT_S)
@@ -178,7 +176,7 @@ def fuse(subject: Subject) -> Finding:
 @check("Image", "Image file")
 def image(subject: Subject) -> Finding:
     path = Path(_container(subject).image)
-    action = "build the image with lockstep image build, or correct container.image"
+    action = "run lockstep image build, or correct container.image in the site file"
     try:
         header, digest = inspection.read_header(path), sha256(path)
     except OSError as error:
@@ -188,7 +186,7 @@ def image(subject: Subject) -> Finding:
     here = inspection.architecture_here()
     if header.architecture not in (None, here):
         text = f"{path} is built for {header.architecture}, but this machine is {here}"
-        action = "build the image on a machine like the nodes, or correct container.image"
+        action = "build the image on one of the nodes, or correct container.image in the site file"
         return _report_missing(subject, text, action)
     text = f"{path}, {path.stat().st_size / GB:.1f} GB, sha256 {digest[:12]}"
     try:
@@ -200,7 +198,7 @@ def image(subject: Subject) -> Finding:
     if record.sha256 != digest:
         text = f"{text}, but its build record has sha256 {record.sha256[:12]}"
         return missing(text, "build or copy the image again")
-    return ok(f"{text}, which its build record confirms")
+    return ok(f"{text}; its build record has the same sha256")
 
 
 @check("Image", "Image's Python")
@@ -220,8 +218,7 @@ def image_runs(subject: Subject) -> Finding:
             processes.output([*command, "true"], COMMAND_TIMEOUT_S)
         except RuntimeError:
             # On some machines root lacks capabilities.
-            who = "as an ordinary user" if os.geteuid() == 0 else "in a shell"
-            return _report_missing(subject, str(error), f"try this {who}: {trial}")
+            return _report_missing(subject, str(error), f"try this as an ordinary user: {trial}")
         return missing(
             f"the image starts, but cannot measure: {error}", f"try this in a shell: {trial}"
         )
@@ -245,6 +242,10 @@ def site_file(subject: Subject) -> Finding:
     if keys := ", ".join(subject.site.to_fill_in):
         action = "fill in these keys in the site file; until then no job can be submitted"
         return missing(f"these keys are not filled in yet: {keys}", action)
+    image = subject.site.container and subject.site.container.image
+    if image and str(image).startswith("/path/to/"):
+        action = "set container.image in the site file to your own image"
+        return missing(f"container.image in the site file is still the example's: {image}", action)
     return ok("every key of the site file is filled in")
 
 
@@ -297,14 +298,14 @@ def partition(subject: Subject) -> Finding:
         action = "correct the site file; lockstep init --dry-run shows what the nodes have"
         return missing(f"no node of partition {chosen.name} fits the site file: {reasons}", action)
     here = sum(node.is_here for node in fitting)
-    text = f"{chosen.name}: {len(fitting)} of {len(chosen.nodes)} nodes fit the site file"
+    text = f"partition {chosen.name}: {len(fitting)} of {len(chosen.nodes)} nodes fit the site file"
     if not here:
         action = "ask the cluster's support when the nodes will be in service"
         return warning(f"{text}, but none of them is in service", action)
     kinds = {node.kind.shape for node in fitting}
     if len(kinds) > 1 and not site.gpu_types:
         action = "set constraint or gpu_type in the site file, so that jobs get nodes of one kind"
-        return warning(f"{text}, but these are of {len(kinds)} kinds", action)
+        return warning(f"{text}, but they are of {len(kinds)} kinds", action)
     return ok(f"{text}, {here} in service")
 
 
@@ -323,11 +324,12 @@ def _lacks(site: Site, node: Node) -> list[str]:
         if wanted > has
     ]
     if site.gpu_type and site.gpu_type != kind.gpu_type:
-        has = kind.gpu_type or "GPUs without a named type"
-        lacks.append(f"gpu_type is {site.gpu_type}, but nodes have {has}")
+        lacks.append(
+            f"gpu_type is {site.gpu_type}, but nodes have {kind.gpu_type or 'untyped GPUs'}"
+        )
     # Expressions such as a&b or [a|b] are left to Slurm.
     if site.constraint and site.constraint.isidentifier() and site.constraint not in node.features:
-        lacks.append(f"no node has the feature {site.constraint}, which constraint asks for")
+        lacks.append(f"constraint is {site.constraint}, but no node has this feature")
     return lacks
 
 
@@ -338,8 +340,8 @@ def time_limit(subject: Subject) -> Finding:
         return ok(f"time is {site.time}; the partition has no limit")
     if parse_limit(site.time) > parse_limit(chosen.max_time):
         action = f'set time in the site file to "{chosen.max_time}" or less'
-        limit = f"the limit {chosen.max_time} of partition {chosen.name}"
-        return missing(f"time is {site.time}, which exceeds {limit}", action)
+        text = f"time is {site.time}, but partition {chosen.name} allows {chosen.max_time}"
+        return missing(text, action)
     return ok(f"time is {site.time}; the partition allows {chosen.max_time}")
 
 
@@ -370,7 +372,8 @@ def account(subject: Subject) -> Finding:
     if chosen and chosen.qos and site.qos and site.qos not in chosen.qos:
         action = f"choose a qos that the partition allows: {listed(chosen.qos)}"
         return missing(f"QOS {site.qos} may not use partition {chosen.name}", action)
-    return ok(f"account {wanted}, {f'QOS {site.qos}' if site.qos else 'the default QOS'}")
+    qos = f"QOS {site.qos}" if site.qos else "the default QOS"
+    return ok(f"jobs use account {wanted} and {qos}")
 
 
 @check("Slurm", "Job limits")
@@ -398,7 +401,7 @@ def accounting(subject: Subject) -> Finding:
     try:
         slurm.ask("sacct", "--noheader", "--allocations", "--format=JobID")
     except RuntimeError as error:
-        action = "try again later; lockstep status --collect keeps the accounting that it has"
+        action = "try again later; until then reports have the accounting that is already saved"
         return warning(str(error), action)
     return ok("sacct answers")
 
@@ -548,14 +551,15 @@ class Diagnosis:
     @property
     def verdict(self) -> str:
         if not (self.runs_here or self.submits):
-            return "Nothing can be measured from here, but you can still plan, render and report."
-        text = "The site's jobs can be submitted, but `lockstep run` cannot measure here"
-        if self.runs_here:
-            text = "`lockstep run` can measure here"
-            text += ", and the site's jobs can be submitted" if self.submits else ""
-        num_missing = sum(finding.level == "missing" for finding in self.findings)
-        missing = f"; {counted(num_missing, 'check')} above found something missing"
-        return f"{text}{missing if num_missing and self.runs_here else ''}."
+            return "Nothing can be measured from here, but lockstep plan and report still work."
+        if not self.runs_here:
+            return "The site's jobs can be submitted, but `lockstep run` cannot measure here."
+        text = "`lockstep run` can measure here."
+        if self.submits:
+            text = "`lockstep run` can measure here, and the site's jobs can be submitted."
+        if num_missing := sum(finding.level == "missing" for finding in self.findings):
+            text += f" {counted(num_missing, 'check')} above found something missing."
+        return text
 
     def facts(self) -> dict[str, Any]:
         return {

@@ -278,7 +278,9 @@ def locked_memory(subject: Subject) -> Finding:
     names_fast = any(name.startswith(("ib", "hsn")) for name in named_interfaces(subject))
     if not (network.infiniband_ports() or names_fast):
         raise NotNeededError(f"{text}; only InfiniBand needs a higher limit")
-    action = 'ask for unlimited memlock, or set shell_before = "ulimit -l unlimited" for jobs'
+    action = (
+        'ask for unlimited memlock, or set shell_before = "ulimit -l unlimited" in the site file'
+    )
     return warning(f"{text}, so NCCL cannot register buffers and uses sockets", action)
 
 
@@ -327,7 +329,7 @@ def interface(subject: Subject) -> Finding:
     absent = [n for n in named if not any(name.startswith(n) for name in [*here, "lo"])]
     if absent:
         text = f"the site file names {', '.join(absent)}, but this machine has {listed}"
-        action = "correct interface in the site file, or check the nodes with doctor --slurm"
+        action = "correct interface in the site file, or check the nodes: lockstep doctor --slurm"
         return warning(text, action)
     if named:
         return ok(f"this machine has {', '.join(named)}, which the site file names")
@@ -353,7 +355,7 @@ def nccl_variables(subject: Subject) -> Finding:
     names = [name for name in environ if name.startswith(COMMUNICATION_PREFIXES)]
     if not names:
         raise NotNeededError("no variable of NCCL, Gloo or torch is set")
-    return ok(f"{len(names)} variable(s) set, all with valid values")
+    return ok(f"{len(names)} variable(s) of NCCL, Gloo or torch are set to valid values")
 
 
 @check("Storage", "Data")
@@ -396,7 +398,7 @@ def results_storage(subject: Subject) -> Finding:
 
 def _enough(path: Path, text: str) -> Finding:
     if shutil.disk_usage(path).free < LEAST_FREE_BYTES:
-        action = f"free at least {LEAST_FREE_BYTES // GB} GB there, or choose another folder"
+        action = f"free {LEAST_FREE_BYTES // GB} GB on this file system, or choose another folder"
         return warning(text, action)
     return ok(text)
 

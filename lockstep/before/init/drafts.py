@@ -67,10 +67,10 @@ def campaign_file(
         line("size", size, "how much to measure: smoke, laptop, node or cluster"),
         line("workload", "resnet50", "model to train; by default the size's model", is_set=False),
         line("precision", "bf16", "fp32 by default", is_set=False),
-        line("global_batch", batch, "over all ranks, in the strong study", is_set=batch != usual),
+        line("global_batch", batch, "samples of all ranks (strong study)", is_set=batch != usual),
     ]
     if is_cluster:
-        cuts = 'a job per repeat; "job" makes one per world size, "array" one per case'
+        cuts = '"ladder" makes a job per repeat, "job" one per world size, "array" one per case'
         limit = "time limit of one launch; by default the site's time"
         parts += [
             "\n[jobs]",
@@ -159,7 +159,7 @@ def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> str
     most, of_time, _, _ = largest_job(cluster, accounts, chosen, kind)
     time, bound = min(USUAL_TIME, most or USUAL_TIME, key=parse_limit), of_time or most
     name, *others = around.interfaces or ("ib0",)
-    where = f"this machine also has {_short(others)}" if others else "check that the nodes have it"
+    where = f"this machine also has {_short(others)}" if others else f"all nodes must have {name}"
     is_fast = name.startswith(FAST) and bool(around.interfaces)
     parts = [
         *_inventory(cluster, chosen),
@@ -173,7 +173,7 @@ def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> str
         *([line("max_array_size", cluster.max_array_size)] if cluster.max_array_size else []),
         line("interface", name, where, is_set=is_fast),
         line("scratch", around.scratch or "/scratch/ME", "for data files", is_set=False),
-        line("extra_directives", ["--exclusive"], "without it other jobs would disturb the timing"),
+        line("extra_directives", ["--exclusive"], "so that no other job disturbs the timing"),
         *_software(around),
         "\n[env]",
         line("NCCL_DEBUG", "WARN", is_set=kind.num_gpus > 0),
@@ -192,7 +192,7 @@ def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> str
 
 
 def _software(around: Surroundings) -> Iterator[str]:
-    shared = "must be on storage that all nodes see"
+    shared = "this path must be on storage that all nodes see"
     if around.has_apptainer or not (around.venv or around.modules):
         yield "\n# Instead of an image, set `modules` or `venv`, and `suite`, the path of Lockstep."
         yield "[container]"
@@ -280,7 +280,7 @@ def _hardware(chosen: Partition, kind: Kind) -> Iterator[str]:
         yield line("gpu_runtime", "rocm")
     yield line("cpus_per_node", kind.num_cpus)
     if not kind.num_gpus and kind.num_cpus > 1:
-        yield line("max_ranks_per_node", ranks_per_node(kind), "each rank has its share of CPUs")
+        yield line("max_ranks_per_node", ranks_per_node(kind), "the ranks of a node share its CPUs")
     yield line("mem", "0", f"0 means all {kind.memory_mib / MIB_PER_GIB:.0f} GiB of a node")
     # A feature that only the nodes of this kind have keeps jobs on these nodes.
     is_needed = len(chosen.kinds) > 1 and len(types) < 2
@@ -288,7 +288,7 @@ def _hardware(chosen: Partition, kind: Kind) -> Iterator[str]:
     others = [node.features for node in chosen.nodes if node.kind.shape != kind.shape]
     unique = frozenset.intersection(*alike) - frozenset().union(*others)
     if is_needed and unique:
-        why = "keeps jobs on nodes of one kind, because the partition has several"
+        why = "the partition has several kinds of nodes; this feature chooses one"
         yield line("constraint", min(unique), why)
     elif is_needed:
         why = "the partition has several kinds of nodes"

@@ -53,12 +53,12 @@ def tasks_times_workers(job: Job) -> Iterator[Hit]:
         number = job.number(workers)
         if launcher and step.is_certain and tasks not in (None, 1) and number != 1:
             total = f", in all {tasks * number}" if tasks and number else ""
-            fact = f"srun starts {tasks} tasks on a node, and each {launcher} {workers} workers"
+            fact = f"srun starts {tasks} tasks on a node, and each task starts {workers} ranks"
             yield Hit(step.line, fact + total)
 
 
 @BATCH.rule("TORCHRUN-ONE-NODE", "error",
-            "the other nodes idle, or the ranks wait for them for ever",
+            "the job's other nodes stay idle, or the ranks wait for them for ever",
             "start the launcher with srun --ntasks-per-node=1")  # fmt: skip
 def one_node_only(job: Job) -> Iterator[Hit]:
     for command in job.commands if job.num_nodes() > 1 else ():
@@ -165,9 +165,9 @@ PLAIN_PACKAGES = {"torch", "torchvision", "torchaudio", "numpy", "tqdm", "matplo
 
 
 @BATCH.rule("INIT-VARIABLES", "error",
-            "each rank fails, because torch expects these variables",
-            "set MASTER_ADDR and MASTER_PORT in this script, and in each task RANK from "
-            "SLURM_PROCID and WORLD_SIZE from SLURM_NTASKS; or start torchrun")  # fmt: skip
+            "init_process_group fails without RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+            "start the ranks with torchrun; or set MASTER_ADDR and MASTER_PORT in this script, and "
+            "RANK=$SLURM_PROCID and WORLD_SIZE=$SLURM_NTASKS in each task")  # fmt: skip
 def missing_variables(job: Job) -> Iterator[Hit]:
     """Yield each srun of a Python file for which nothing sets the variables that ranks need.
 
@@ -253,8 +253,8 @@ RANK_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "MACHINE_RANK",
 RANK_OPTION = re.compile(r"--(node|machine|local|global)?[_-]?rank\b")
 
 
-@BATCH.rule("NODE-RANK-BATCH", "error", "the value is then 0 on every node and in every task",
-            "use single quotes, so that each task expands it: srun bash -c '... $SLURM_PROCID'"
+@BATCH.rule("NODE-RANK-BATCH", "error", "in the batch shell the value is 0, so every task gets 0",
+            "use single quotes; then each task expands the variable: srun bash -c '$SLURM_PROCID'"
             )  # fmt: skip
 def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
     if not job.is_batch:
@@ -320,13 +320,12 @@ def install_in_job(job: Job) -> Iterator[Hit]:
             yield Hit(command.line, f"{names[0]} install runs in the job")
 
 
-@BATCH.rule(
-    "VERSION-AS-FILE", "error", "pip then installs any version", "add quotes: 'package>=1.0'"
-)
+@BATCH.rule("VERSION-AS-FILE", "error", "pip does not get the version, so it installs any version",
+            "add quotes: 'package>=1.0'")  # fmt: skip
 def version_as_file(job: Job) -> Iterator[Hit]:
     for operator, target in job.shell.redirects:
         if operator in (">", ">>") and target.text.startswith("=") and not target.is_quoted:
-            yield Hit(target.line, f"unquoted {operator}{target.text} redirects into a file")
+            yield Hit(target.line, f"the shell reads {operator}{target.text} as a redirection")
 
 
 def meeting_values(job: Job, variable: str, *names: str) -> Iterator[tuple[int, str]]:
@@ -343,7 +342,7 @@ def meeting_values(job: Job, variable: str, *names: str) -> Iterator[tuple[int, 
             yield command.line, port if variable == "MASTER_PORT" else host
 
 
-@BATCH.rule("MASTER-PORT", "warning", "another job or step on the node may use this port",
+@BATCH.rule("MASTER-PORT", "warning", "another job or step on the node may use the same port",
             "derive the port from the job's id: "
             "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))")  # fmt: skip
 def fixed_port(job: Job) -> Iterator[Hit]:
@@ -354,7 +353,7 @@ def fixed_port(job: Job) -> Iterator[Hit]:
         words = [token.lstrip("-").replace("-", "_") for token in command.tokens]
         is_given = any(word.startswith(options_of_port) for word in words)
         if torch_launcher(command.tokens) in TORCHRUN and not is_given:
-            facts.setdefault("torchrun before 2.12 uses its default port, 29500", command.line)
+            facts.setdefault("torchrun before PyTorch 2.12 always uses port 29500", command.line)
     for line, port in meeting_values(job, "MASTER_PORT", "master_port", "main_process_port"):
         if "RANDOM" in port or "shuf" in port:
             facts.setdefault("the port is random", line)
@@ -392,7 +391,7 @@ OF_ONE_TASK = {
 
 
 @BATCH.rule("MEETS-ITSELF", "error", "the nodes wait for each other until they time out",
-            "set the value in the batch script, before srun; as --rdzv-id use $SLURM_JOB_ID"
+            "set address, port and id in the batch script, before srun; the id may be $SLURM_JOB_ID"
             )  # fmt: skip
 def meets_itself(job: Job) -> Iterator[Hit]:
     for command in job.shell.commands if job.num_nodes() > 1 else ():
@@ -422,7 +421,7 @@ def no_kill(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule("NO-CPUS", "warning",
-            "since Slurm 22.05 srun ignores sbatch's value and may give a task one core",
+            "since Slurm 22.05 srun ignores --cpus-per-task of sbatch and may give a task one core",
             'add --cpus-per-task="$SLURM_CPUS_PER_TASK", or export SRUN_CPUS_PER_TASK')  # fmt: skip
 def no_cpus(job: Job) -> Iterator[Hit]:
     if "SRUN_CPUS_PER_TASK" in job.settings:
@@ -430,13 +429,13 @@ def no_cpus(job: Job) -> Iterator[Hit]:
     if option := job.directive("cpus-per-task"):
         for step in job.launches:
             if "cpus-per-task" not in step.options and option.value != "1":
-                fact = f"sbatch has --cpus-per-task={option.value}, but srun has no such option"
+                fact = f"sbatch has --cpus-per-task={option.value}, but srun has no --cpus-per-task"
                 yield Hit(step.line, fact)
     elif job.has_gpus and not job.directive("cpus-per-gpu", "exclusive"):
         for step in job.launches:
             if not {"cpus-per-task", "cpus-per-gpu"} & {*step.options}:
                 fact = "neither sbatch nor srun has --cpus-per-task, so a task may get one core"
-                action = "set it in both to the cores of a node, divided by its tasks"
+                action = "set --cpus-per-task of both to a node's cores divided by its tasks"
                 yield Hit(step.line, fact, action)
                 return
 
@@ -461,7 +460,7 @@ def two_environments(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule("EXIT-CODE", "warning",
-            "Slurm then reports a failed run as COMPLETED, and afterok jobs start",
+            "Slurm reports a failed run as COMPLETED, and starts jobs that need its success",
             "add set -eo pipefail, or keep the code: srun ... || code=$?; ...; exit ${code:-0}"
             )  # fmt: skip
 def lost_exit_code(job: Job) -> Iterator[Hit]:
@@ -557,7 +556,7 @@ def broken_line(job: Job) -> Iterator[Hit]:
         begins = re.match("--?[a-zA-Z]", first) and line.lstrip().startswith(first)
         text = job.lines[before - 1].strip() if begins and before and not CASE.match(line) else ""
         if text.startswith("#"):
-            cut[before] = "a comment between the lines of a command ends it"
+            cut[before] = "a comment between its lines ends the command"
         elif text and before not in cut and not text.endswith(("|", "&&")):
             cut[before] = "the line has no backslash at its end"
     yield from (Hit(line, fact) for line, fact in cut.items())
@@ -601,7 +600,7 @@ def dos_lines(job: Job) -> Iterator[Hit]:
         yield Hit(numbers[0], f"{len(numbers)} lines have Windows line ends (CR LF)")
 
 
-@BATCH.rule("DIRECTIVE-LATE", "error", "sbatch silently ignores this directive",
+@BATCH.rule("DIRECTIVE-LATE", "error", "sbatch silently ignores directives after the first command",
             "move the directive above the first command")  # fmt: skip
 def late_directive(job: Job) -> Iterator[Hit]:
     first = job.first_command
@@ -657,8 +656,8 @@ def missing_folder(job: Job) -> Iterator[Hit]:
         folder = Path(option.value).parent if option and option.value else Path()
         if option and not _may_exist(folder, job):
             is_sure = folder.is_absolute() or bool(job.value("chdir"))
-            where = "does not exist" if is_sure else "exists neither here nor beside the script"
-            fact = f"the folder {folder} of --{name} {where}"
+            where = "" if is_sure else " here or beside the script"
+            fact = f"the folder {folder} of --{name} does not exist{where}"
             yield Hit(option.line, fact, severity="error" if job.slurm and is_sure else None)
 
 
@@ -748,7 +747,7 @@ def export_with_comma(job: Job) -> Iterator[Hit]:
         names = value.split(",")
         cut = [b for a, b in pairwise(names) if "=" in a and "=" not in b]
         if "ALL" in names and cut and cut[0] != "ALL":
-            yield Hit(line, f"--export={value} cuts a value at its comma, before {cut[0]!r}")
+            yield Hit(line, f"--export={value} cuts a value at the comma before {cut[0]!r}")
 
 
 def _exports(job: Job) -> Iterator[tuple[int, str]]:
@@ -764,7 +763,7 @@ HANDED_ON = re.compile(r"(APPTAINER|SINGULARITY)ENV_(SLURM|MASTER|RANK|LOCAL|WOR
 
 
 @BATCH.rule("CLEANENV", "error", "no rank gets its number or the master's address",
-            "pass these variables as APPTAINERENV_NAME, or with --env-file")  # fmt: skip
+            "pass the variables as APPTAINERENV_NAME=VALUE, or use --env-file")  # fmt: skip
 def clean_environment(job: Job) -> Iterator[Hit]:
     for container in job.containers:
         cleans = container.has("--cleanenv", "-e") and not container.has("--env", "--env-file")
@@ -774,7 +773,7 @@ def clean_environment(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule("CONTAINALL", "error", "NCCL and gloo cannot use shared memory between ranks",
-            "remove the option; --no-home is enough to hide the home folder")  # fmt: skip
+            "remove --containall and --ipc; --no-home hides the home folder")  # fmt: skip
 def isolated_ranks(job: Job) -> Iterator[Hit]:
     for container in job.containers:
         tasks = job.tasks_per_node(container.step) if container.step else 1

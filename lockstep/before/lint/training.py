@@ -192,7 +192,7 @@ def _words(node: ast.AST) -> Iterator[str]:
         yield node.value
 
 
-@TRAINING.rule("SET-EPOCH", "error", "each epoch then repeats the order of the first epoch",
+@TRAINING.rule("SET-EPOCH", "error", "each epoch repeats the order of samples of the first epoch",
                "call sampler.set_epoch(epoch) before each epoch")  # fmt: skip
 def same_order(script: Script) -> Iterator[Hit]:
     for call in script.find("DistributedSampler") if not script.find("set_epoch") else ():
@@ -207,7 +207,7 @@ def same_order(script: Script) -> Iterator[Hit]:
             yield Hit(call.lineno, "the script has a DistributedSampler, but never calls set_epoch")
 
 
-@TRAINING.rule("NO-SAMPLER", "warning", "each rank then trains on all of the data",
+@TRAINING.rule("NO-SAMPLER", "warning", "each rank trains on all of the data",
                "give the DataLoader a DistributedSampler instead of shuffle=True")  # fmt: skip
 def all_data_everywhere(script: Script) -> Iterator[Hit]:
     if not script.is_distributed or script.mentions("DistributedSampler"):
@@ -225,7 +225,7 @@ PRINTING = ("print", "info", "debug", "write", "log", "add_scalar")
 
 
 @TRAINING.rule("SYNC-IN-STEP", "warning", "the CPU waits for the GPU, which then idles",
-               "keep loss.detach(), and read it every hundred steps")  # fmt: skip
+               "store loss.detach(), and read its value every hundred steps")  # fmt: skip
 def read_each_step(script: Script) -> Iterator[Hit]:
     if script.mentions("gloo") and not script.mentions("cuda", "device", "nccl", "to"):
         return  # a script for CPUs
@@ -238,7 +238,7 @@ def read_each_step(script: Script) -> Iterator[Hit]:
         elif last in WAITING and "cuda" in name:
             action = "move this call out of the step"
             if last == "synchronize":
-                action = f"{action}; a timer needs it only before and after many steps"
+                action = f"{action}; a timer needs this call only before and after many steps"
             yield Hit(
                 call.lineno, f"{name}() is called in each step: the CPU waits for the GPU", action
             )
@@ -252,15 +252,15 @@ def read_each_step(script: Script) -> Iterator[Hit]:
 
 
 @TRAINING.rule("STEP-COLLECTIVE", "warning",
-               "all ranks wait for each other again, besides the all-reduce of the gradients",
-               "make this call every hundred steps or at the end of the epoch")  # fmt: skip
+               "all ranks wait for each other here and again in the gradients' all-reduce",
+               "call the collective every hundred steps or at the end of the epoch")  # fmt: skip
 def collective_each_step(script: Script) -> Iterator[Hit]:
     for call in filter(script.is_in_each_step, collectives(script.tree)):
         yield Hit(call.lineno, f"{name_of(call.func)} is called in each step")
 
 
-@TRAINING.rule("UNUSED-PARAMETERS", "warning", "DDP then searches the whole graph in each step",
-               "remove this argument, unless some parameters get no gradient")  # fmt: skip
+@TRAINING.rule("UNUSED-PARAMETERS", "warning", "DDP searches the whole autograd graph in each step",
+               "remove find_unused_parameters, unless some parameters get no gradient")  # fmt: skip
 def unused_parameters(script: Script) -> Iterator[Hit]:
     for call in script.find(*WRAPS, "DistributedDataParallelKwargs", "DDPStrategy"):
         if is_constant(argument(call, "find_unused_parameters"), True):
@@ -278,8 +278,8 @@ def no_workers(script: Script) -> Iterator[Hit]:
         workers = argument(call, "num_workers")
         is_hidden = any(word.arg is None for word in call.keywords) or len(call.args) > 5
         if is_constant(workers, 0) or (workers is None and not is_hidden):
-            how = "num_workers=0" if workers else "no num_workers, which defaults to 0"
-            yield Hit(call.lineno, f"DataLoader has {how}")
+            by_default = "" if workers else " by default"
+            yield Hit(call.lineno, f"DataLoader has num_workers=0{by_default}")
 
 
 @TRAINING.rule("NO-SYNC", "warning",
@@ -357,8 +357,8 @@ def gloo_for_gpus(script: Script) -> Iterator[Hit]:
             yield Hit(call.lineno, "the backend is gloo, but tensors are on GPUs")
 
 
-@TRAINING.rule("RANK-COLLECTIVE", "error", "the other ranks wait for this call until they time out",
-               "make this call on every rank; only output may depend on the rank")  # fmt: skip
+@TRAINING.rule("RANK-COLLECTIVE", "error", "the other ranks wait in this call until they time out",
+               "call the collective on every rank; only output may depend on the rank")  # fmt: skip
 def some_ranks_only(script: Script) -> Iterator[Hit]:
     """Yield collective calls, including DDP's forward, that not every rank makes."""
     models = {
@@ -402,7 +402,7 @@ def some_ranks_only(script: Script) -> Iterator[Hit]:
 
 
 @TRAINING.rule("DATA-PARALLEL", "warning",
-               "its threads share one Python interpreter, and it uses only one node",
+               "DataParallel runs threads in one Python interpreter, and on one node",
                "use DistributedDataParallel with one process per GPU")  # fmt: skip
 def data_parallel(script: Script) -> Iterator[Hit]:
     for call in script.find("DataParallel"):
@@ -412,7 +412,7 @@ def data_parallel(script: Script) -> Iterator[Hit]:
 PORT = re.compile(r"tcp://[^:]+:[1-9][0-9]*")
 
 
-@TRAINING.rule("FIXED-PORT", "warning", "another job on the node may use this port",
+@TRAINING.rule("FIXED-PORT", "warning", "another job on the node may use the same port",
                "let torchrun choose the port, or derive it from the job's id: 20000 + "
                "int(os.environ['SLURM_JOB_ID']) % 10000")  # fmt: skip
 def fixed_port(script: Script) -> Iterator[Hit]:

@@ -56,7 +56,7 @@ def _list(*words: str, by_function: bool = False) -> Values:
     entries = f"({entry}(,{entry})*)?"
     pattern = f"([^;]*:)?{entries}(;([^;]*:)?{entries})*" if by_function else entries
     return Values(
-        f"words, separated by commas, of {', '.join(words)}; ^ before the list excludes them",
+        f"a comma-separated list of {', '.join(words)}; ^ before the list excludes its words",
         lambda value: re.fullmatch(pattern, value, re.IGNORECASE) is not None,
     )
 
@@ -150,7 +150,7 @@ RENAMED = "ASYNC_ERROR_HANDLING BLOCKING_WAIT DESYNC_DEBUG ENABLE_TIMING"
 # wrong or old name -> (the problem, what to do)
 GONE = {
     "NCCL_TIMEOUT": (
-        "is not a variable of NCCL or PyTorch and has no effect",
+        "has no effect",
         "give timeout= to torch.distributed.init_process_group, or --comm-timeout to Lockstep",
     ),
     "NCCL_IB_CUDA_SUPPORT": ("was removed in NCCL 2.4", "use NCCL_NET_GDR_LEVEL"),
@@ -272,7 +272,7 @@ def _fault(
     if name == "NCCL_DEBUG" and level in ("INFO", "TRACE"):
         logged = (environ.get("NCCL_DEBUG_SUBSYS") or DEFAULT_SUBSYSTEMS).upper().split(",")
         if level == "TRACE" or not set(logged) <= STARTING:
-            action = "set it to WARN, or set it to INFO and NCCL_DEBUG_SUBSYS=INIT,NET"
+            action = "set NCCL_DEBUG=WARN, or NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=INIT,NET"
             return "slow", f"{setting} writes a log during timed steps", action
     return None
 

@@ -67,17 +67,18 @@ def screen(
 ) -> int:
     """Find slow nodes, devices and links within seconds, before a campaign.
 
-    Every rank multiplies matrices and copies memory; the ranks of each node all-reduce among
-    themselves; then the nodes all-reduce in pairs, each with up to three partners. For n nodes this
-    takes at most ceil(log2 n) + 2 steps, and never more than four. In a step the nodes are divided
-    into groups that work at the same time.
+    Every rank multiplies matrices and copies memory. Then the ranks of each node all-reduce among
+    themselves. Then the nodes all-reduce in pairs, each with up to three partners. In one step,
+    groups of nodes work at the same time. The steps for n nodes are at most ceil(log2 n) + 2, and
+    at most four.
 
     A node, device or link is slow if it takes at least 5 % longer than the others and the interval
     of this ratio is above 1.02. If nothing is slow, at most 1 % of screenings report something.
-    Links between nodes are compared from three nodes on; one node compares its devices.
+    Links between nodes are compared if there are at least three nodes. On one node, only its
+    devices are compared.
 
-    With --floor-gb-per-s an all-reduce over all ranks must reach this bandwidth; if it does not,
-    the slowest node is named, too.
+    With --floor-gb-per-s an all-reduce over all ranks must reach this bandwidth. If it does not,
+    the slowest node is also named.
 
     Exit code: 0 if nothing is slow, 1 if something is slow, 2 for wrong input, 3 if the machine
     fails.

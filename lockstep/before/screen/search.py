@@ -43,20 +43,23 @@ NOISY = 0.2
 MOST_SHOWN = 32
 # Probe -> its column, and the end of a sentence about its slowness.
 PROBES: dict[Probe, tuple[str, str]] = {
-    "matmul": ("matrix product", "a matrix product takes {} on the others"),
-    "memory": ("memory copy", "a copy in memory takes {} on the others"),
-    "host_copy": ("copy from host", "a copy from the host takes {} on the others"),
-    "node_all_reduce": ("within node", "an all-reduce among its ranks takes {} on the others"),
+    "matmul": ("matrix product", "a matrix product takes {} times as long as on the others"),
+    "memory": ("memory copy", "a copy in memory takes {} times as long as on the others"),
+    "host_copy": ("copy from host", "a copy from the host takes {} times as long as on the others"),
+    "node_all_reduce": (
+        "within node",
+        "an all-reduce among the node's ranks takes {} times as long as on the others",
+    ),
     "pair_all_reduce": (
         "with other nodes",
-        "an all-reduce with any other node takes {} on the others",
+        "an all-reduce with any other node takes {} times as long as on the others",
     ),
 }
 UNCOMPARED: dict[Probe, str] = {
     "node_all_reduce": "Links within nodes were not compared, because that needs the same number "
     "of ranks on each node",
     "pair_all_reduce": "Links between nodes were not compared, because that needs three nodes "
-    "that are not slow alone",
+    "that are not slow themselves",
 }
 
 Pair = tuple[str, str]
@@ -116,20 +119,19 @@ class Finding(findings.Finding):
 
 
 def _make_finding(kind: Kind, row: Row, seats: Sequence[Seat]) -> Finding:
-    node, times = row.nodes[0], f"{row.text} times as long as"
+    node = row.nodes[0]
     if len(row.nodes) == 2:
         text = (
             f"The link between {listed(row.nodes)} is slow: an all-reduce between them takes "
-            f"{times} all-reduces of each with other nodes."
+            f"{row.text} times as long as their all-reduces with other nodes."
         )
         return Finding(kind, text, row=row)
     what = f"Node {node}"
     if kind == "slow-device" and row.rank is not None:
         what = f"Device {seats[row.rank].local_rank} of {node} (rank {row.rank})"
     elif kind == "slow-link":
-        where = "within" if row.probe == "node_all_reduce" else "from other nodes to"
-        what = f"The link {where} {node}"
-    return Finding(kind, f"{what} is slow: {PROBES[row.probe][1].format(times)}.", row=row)
+        what = f"The link {'within' if row.probe == 'node_all_reduce' else 'to'} {node}"
+    return Finding(kind, f"{what} is slow: {PROBES[row.probe][1].format(row.text)}.", row=row)
 
 
 @dataclass(frozen=True)
@@ -401,7 +403,7 @@ def describe_floor(screening: Screening) -> str | None:
         return None
     row, ranks = reduced.slowest, counted(len(screening.seats), "rank")
     of_all = f"an all-reduce over {ranks} on {listed(screening.nodes)} has {reduced.text}"
-    slowest = row and f"; {listed(row.nodes)} takes {ratio(row.ratio)} times as long as others"
+    slowest = row and f"; {listed(row.nodes)} takes {ratio(row.ratio)} times as long as other nodes"
     return f"{of_all}{slowest or ''}"
 
 

@@ -158,7 +158,7 @@ def top(job: str, every: float | None, table: Path | None, *, as_json: bool) -> 
     queued = held.find_job(held.check_id(job))
     running = [each for each in queued if each.state.name == "RUNNING"]
     if not running:
-        state = held.job_line(queued[0]) if queued else "it is not in squeue"
+        state = held.job_line(queued[0]) if queued else "squeue does not list it"
         raise ValueError(
             f"job {job} is not running: {state}; lockstep slurm why {job} shows the reason"
         )

@@ -33,19 +33,19 @@ WAITS = {
 }
 # CODE:SIGNAL as sacct writes it -> the usual cause
 ENDS = {
-    "0:53": "the node could not open its output file, perhaps because the folder does not exist",
-    "0:125": "it needed more memory than it was given",
+    "0:53": "the node could not open the output file, perhaps because its folder does not exist",
+    "0:125": "the processes needed more memory than they were given",
     "126:0": "a command exists, but is not executable",
     "127:0": "a command was not found, because a module, an environment or a path is missing",
 }
 # signal -> its usual cause
 SIGNALS: dict[int, str] = {
-    signal.SIGABRT: ", because the program aborted",
-    signal.SIGBUS: ", a bus error; often /dev/shm is full",
-    signal.SIGKILL: ", often because memory ran out",
-    signal.SIGSEGV: ", a segmentation fault",
-    signal.SIGTERM: ", sent for example by scancel",
-    signal.SIGUSR1: ", sent for example by --signal without B:, which reaches the ranks",
+    signal.SIGABRT: "; the program aborted",
+    signal.SIGBUS: "; this bus error often means that /dev/shm is full",
+    signal.SIGKILL: "; the usual cause is that memory ran out",
+    signal.SIGSEGV: "; this is a segmentation fault",
+    signal.SIGTERM: "; scancel sends this signal, for example",
+    signal.SIGUSR1: "; --signal without B: sends this signal to the ranks, for example",
 }
 MAX_STEPS = 5
 # A job that used less than AMPLE of a request could request less; above NEAR it may need more.
@@ -202,9 +202,9 @@ def job_line(job: Queued) -> str:
     """Return one line with a job's state."""
     text = job.state.meaning.replace("{id}", job.job_id)
     if job.is_waiting and job.starts is not None:
-        text += f"; expected to start {moment(job.starts)}"
+        text += f"; expected start: {moment(job.starts)}"
     elif job.state.name == "RUNNING":
-        text = f"has run for {in_words(job.elapsed_s)} on {job.nodes}"
+        text = f"the job has run for {in_words(job.elapsed_s)} on {job.nodes}"
         if job.limit_s is not None and job.elapsed_s is not None:
             text += f"; {in_words(max(0.0, job.limit_s - job.elapsed_s))} left"
     return f"{job.job_id} {job.name}: {text}"
@@ -226,13 +226,13 @@ def wait_lines(job: Queued, why: Mapping[str, Any]) -> Iterator[str]:
     yield f"{job.job_id} {job.name} of {job.user}, partition {job.partition}"
     yield f"  {job.state.meaning.replace('{id}', job.job_id)}"
     for how, other in job.waits_for:
-        yield f"  it starts once {WAITS.get(how, how + ' {}').format(other)}"
+        yield f"  the job starts once {WAITS.get(how, how + ' {}').format(other)}"
     if why["num_ahead"] is not None:
-        yield f"  jobs ahead of it in the partition: {why['num_ahead']}"
+        yield f"  jobs ahead of this job in the partition: {why['num_ahead']}"
     if job.starts is not None:
-        yield f"  expected to start: {moment(job.starts)}; earlier if other jobs end early"
+        yield f"  expected start: {moment(job.starts)}, or earlier if other jobs end early"
     elif why["num_ahead"] is not None:
-        yield "  expected to start: unknown, because Slurm plans only the first jobs of the queue"
+        yield "  expected start: unknown, because Slurm plans only the first jobs of the queue"
     if why["factors"]:
         parts = ", ".join(f"{name} {part:,}" for name, part in why["factors"].items())
         yield f"  priority {job.priority or 0:,}: {parts}"
@@ -243,13 +243,13 @@ def end_lines(job_id: str, account: Mapping[str, Any]) -> list[str]:
     state, steps = accounting.end_of(account, account.get("reason")), list(_step_lines(account))
     meaning = state.meaning
     if steps and state.name == "COMPLETED":
-        meaning = "its script ended with exit code 0, but a step failed"
+        meaning = "the job's script ended with exit code 0, but a step failed"
     lines = [f"{job_id} {account['name']} of {account['user']}: {state.name}, {meaning}"]
     if account["elapsed_s"] is not None:
         limit = "" if account["limit_s"] is None else f" of {in_words(account['limit_s'])}"
         has_begun = account["elapsed_s"] or account["nodes"]
-        ran = in_words(account["elapsed_s"] if has_begun else None)
-        lines.append(f"  ran {ran}{limit} on {account['nodes'] or 'no node'}")
+        ran = f"ran {in_words(account['elapsed_s'])}{limit} on {account['nodes'] or 'no node'}"
+        lines.append(f"  the job {ran if has_begun else 'did not run'}")
     code = account["exit_code"]
     if code not in (None, "0:0") and not accounting.slurm_ended(state.name, code):
         cause = _explain_exit(code)
@@ -265,7 +265,7 @@ def _step_lines(account: Mapping[str, Any]) -> Iterator[str]:
     bad = account["bad_steps"]
     for step in bad[:MAX_STEPS]:
         code = "0:125" if step["state"] == "OUT_OF_MEMORY" else step["exit_code"]
-        how = _explain_exit(code) or f"it ended as {step['state']}, exit code {code}"
+        how = _explain_exit(code) or f"the state is {step['state']}, and the exit code {code}"
         name = "script" if step["step"] == "batch" else f"step {step['step']}"
         yield f"  {name}: {how}"
     if len(bad) > MAX_STEPS:
@@ -282,7 +282,7 @@ def _explain_exit(code: str) -> str:
     if code in ENDS or not 0 < number < signal.NSIG:
         return ENDS.get(code, "")
     names = [f" ({each.name.removeprefix('SIG')})" for each in signal.Signals if each == number]
-    return f"signal {number}{''.join(names)} ended it{SIGNALS.get(number, '')}"
+    return f"signal {number}{''.join(names)} ended the process{SIGNALS.get(number, '')}"
 
 
 def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
@@ -310,17 +310,14 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
         yield f"  The job has not ended; lockstep slurm {then} {job_id} shows its state"
     for hint in hints(account):
         kind, amount = hint["kind"], hint["amount"]
+        request = f"--time={clock(amount)}" if "time" in kind else f"--mem={_mebibytes(amount)}"
+        request += " a node" * ("memory" in kind)
         if kind == "cpus_idle":
-            request = f"{counted(amount, 'CPU')} would be enough"
+            yield f"  Next time: {counted(amount, 'CPU')} would be enough"
+        elif kind.endswith("ample"):
+            yield f"  Next time: {request} would be enough, and the job may start earlier"
         else:
-            request = f"--time={clock(amount)}" if "time" in kind else f"--mem={_mebibytes(amount)}"
-            request += " a node" * ("memory" in kind)
-            request += (
-                " would be enough, and the job may start earlier"
-                if kind.endswith("ample")
-                else " or more; this job was near its limit"
-            )
-        yield f"  Next time: {request}"
+            yield f"  Next time: request {request} or more, because this job was near its limit"
 
 
 def size(num_bytes: float | None) -> str:

@@ -81,7 +81,7 @@ def node_lines(node: Mapping[str, Any]) -> Iterator[str]:
         taken += [f"{used} of {node['num_gpus']} GPUs"]
     whose = listed(f"{job['job_id']} of {job['user']}" for job in node["jobs"])
     if node["used_cpus"] and not node["jobs"]:
-        whose = "used by jobs that Slurm does not show you"
+        whose = "Slurm does not show you the jobs of this node"
     yield f"{node['name']} {node['state']}: {', '.join(taken)}{f'; {whose}' if whose else ''}"
     if node["reason"]:
         yield f"  {reason_text(node['reason'])}"
@@ -249,9 +249,9 @@ def look_lines(
             yield f"  {own['pid']:>8} {own['name']:16} {'  '.join(use)}"
     for step in steps:
         yield (
-            f"step {step['step_id']}: {step['num_tasks'] or DASH} tasks of "
-            f"{in_words(step['cpu_s'])} CPU time; the largest has {size(step['rss_bytes'])} on "
-            f"{step['node'] or DASH}"
+            f"step {step['step_id']}: {step['num_tasks'] or DASH} tasks used "
+            f"{in_words(step['cpu_s'])} of CPU time; the largest task has "
+            f"{size(step['rss_bytes'])} of memory on {step['node'] or DASH}"
         )
 
 

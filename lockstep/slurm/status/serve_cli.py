@@ -156,7 +156,8 @@ def read_key(path: Path) -> bytes:
     key = files.content(path).strip()
     if len(key) < LEAST_KEY_BYTES:
         raise ValueError(
-            f"{path}: the key has fewer than {LEAST_KEY_BYTES} characters; delete the file"
+            f"{path}: the key has fewer than {LEAST_KEY_BYTES} characters; delete the file, and a "
+            "new key is made"
         )
     if path.stat().st_mode & 0o077:
         raise ValueError(

@@ -402,10 +402,10 @@ def find_cause(standing: Standing, results: Results) -> Cause:
     nodes = account.get("nodes")
     match standing.state.name:
         case "OUT_OF_MEMORY":
-            more = "raise mem in the site file, or lower the batch"
+            more = "the job needs more memory, or a smaller batch in the campaign file"
             return Cause("memory", f"{_memory(account)}; {more}", "mem")
         case "TIMEOUT" | "DEADLINE":
-            more = "to need fewer jobs, raise time in [jobs] of the campaign or in the site file"
+            more = "raise time in the site file, or in [jobs] of the campaign file, for fewer jobs"
             return Cause("time", more)
         case "NODE_FAIL" | "BOOT_FAIL":
             if silent := (standing.record or {}).get("lost"):
@@ -423,12 +423,12 @@ def find_cause(standing: Standing, results: Results) -> Cause:
             # If a prolog fails, Slurm cancels a job that may not be requeued (slurm.conf(5)).
             end = read_end(output)
             if end.prolog_failed:
-                what = f"{nodes or 'its nodes'} did not start the job ({end.line})"
+                what = f"{nodes or 'a node'} did not start the job ({end.line})"
                 return Cause("not_started", f"{what}; sinfo -R lists the reasons")
             return _find_unmet_dependency(standing, results)
         case "LOST":
             if output.exists():
-                return Cause("lost", "see its log")
+                return Cause("lost", "see the job's log")
             return Cause("never_began", "the job never started; it may have been cancelled")
     return Cause("unknown")
 
@@ -441,9 +441,9 @@ def _find_failure(standing: Standing, results: Results) -> Cause:
     if code in KILLED:
         used, requested = account.get("memory_bytes") or 0, account.get("requested_bytes") or 0
         is_near = requested > 0 and used >= NEAR * requested
-        what = "one of its processes was killed, by a user or for lack of memory"
-        what += f"; without cgroups Slurm cannot tell the two apart; {_memory(account)}"
-        action = "raise mem" if is_near else "read the job's log first"
+        what = "a user killed a process of the job, or memory ran out"
+        what += f"; without cgroups Slurm cannot tell which; {_memory(account)}"
+        action = "the job needs more memory" if is_near else "read the job's log first"
         return Cause("killed", f"{what}; {action}", "mem" if is_near and record else None)
     key = _key_to_mend(standing, results) if record else None
     if code == NO_OUTPUT and not output.exists():
@@ -487,11 +487,10 @@ def _find_unmet_dependency(standing: Standing, results: Results) -> Cause:
     is_likely = (failed or by_slurm) and not has_begun
     if standing.state.reason != NEVER_SATISFIED and not is_likely:
         return Cause("unknown")
-    other = failed or "a job that it depended on"
     return Cause(
         "dependency",
-        f"Slurm cancelled the job before it started, because {other} did not end as required "
-        f"({NEVER_SATISFIED})",
+        f"Slurm cancelled the job before it started, because {failed or 'another job'} "
+        f"did not end as required ({NEVER_SATISFIED})",
     )
 
 
@@ -515,8 +514,8 @@ def _dependencies(name: str, scripts: Mapping[str, Mapping[str, Any]]) -> list[s
 def _memory(account: Mapping[str, Any]) -> str:
     used, requested = account.get("memory_bytes"), account.get("requested_bytes")
     if used is None or requested is None:
-        return "its memory use is not known"
-    return f"it used {used / GIB:.1f} of {requested / GIB:.1f} GiB"
+        return "the job's memory use is not known"
+    return f"the job used {used / GIB:.1f} of {requested / GIB:.1f} GiB"
 
 
 def _last_log(standing: Standing, results: Results) -> Path:
@@ -544,8 +543,8 @@ def advise(
         if standing.job.element is not None:
             chosen += f" --point {standing.job.element}"
         return (
-            f"its last output is {minutes:.0f} min old; run lockstep cancel {folder} {chosen}, "
-            f"then {when}lockstep resume {folder} to measure the rest"
+            f"the job's last output is {minutes:.0f} min old; run lockstep cancel {folder} "
+            f"{chosen}, then {when}lockstep resume {folder} to measure the rest"
         )
     reason = standing.state.reason or ""
     if standing.state.name == "PENDING" and (reason in FOR_EVER or _PER_JOB.fullmatch(reason)):

@@ -172,8 +172,7 @@ def status(
         if cancel_below:
             try:
                 for name in end_ladder(campaign, board.results, facts["measured"]):
-                    why = "because a smaller world size misses the floor"
-                    click.echo(f"cancelled: {name}, {why}", err=True)
+                    click.echo(f"cancelled {name}: a smaller world size misses the floor", err=True)
             except (RuntimeError, ValueError) as error:  # the next look may succeed
                 click.echo(f"not cancelled: {error}", err=True)
         if page is not None:
@@ -240,8 +239,9 @@ def _collect(folder: str, *, as_json: bool) -> None:
         measured = sum(row["measured_rank_hours"] or 0.0 for row in rows)
         sums = {unit: sum(a.get(key) or 0.0 for a in accounts) for key, unit in HOURS.items()}
         totals = ", ".join(f"{trimmed(hours)} {unit}" for unit, hours in sums.items() if hours)
-        totals = totals and f": {totals}; {trimmed(measured)} rank-hours in timed regions"
-        click.echo(f"accounting of {len(accounts)} of {counted(len(rows), 'job')}{totals}")
+        click.echo(f"accounting is known for {len(accounts)} of {counted(len(rows), 'job')}")
+        if totals:
+            click.echo(f"the jobs took {totals}; timed regions took {trimmed(measured)} rank-hours")
     click.echo(f"Next: lockstep report {shlex.quote(folder)}")
 
 
@@ -269,7 +269,7 @@ def cancel(folder: str, *, name: str | None, point: int | None, dry_run: bool) -
                 f"job {folder} is not in squeue; lockstep slurm why {folder} shows how it ended"
             )
         for job in jobs:
-            click.echo(f"{held.job_line(job)}; of {job.user}")
+            click.echo(f"{held.job_line(job)}; owner: {job.user}")
         if dry_run:
             click.echo(shlex.join(["scancel", *slurm.cluster_options(), folder]))
         else:

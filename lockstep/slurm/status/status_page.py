@@ -17,14 +17,14 @@ from lockstep.slurm.status.status_record import PLACE, SOFTWARE
 
 # kind of a script -> when to submit it
 WHEN = {
-    "stage": "when its dependency allows; it runs your own command before or after measuring",
-    "fallback": "if a job before it fails; it runs your own command",
-    "preflight": "first; it checks within minutes that nodes answer and ranks can communicate",
-    "ladder": "at once; it measures one repeat of all world sizes on the same nodes",
+    "stage": "after the jobs that its --dependency names; the job runs your own command",
+    "fallback": "if a job before this one fails; the job runs your own command",
+    "preflight": "first; the job checks within minutes that nodes answer and ranks communicate",
+    "ladder": "at once; the job measures one repeat of all world sizes on the same nodes",
     "job": "in the order of the list; each job measures one world size",
     "array": "at once; each element measures one case, and elements run side by side",
-    "profile": "at any time; it shows where a step's time goes, and adds no results",
-    "collect": "last; when all others have ended, it gathers results and makes the report",
+    "profile": "at any time; the job shows where a step's time goes, and adds no results",
+    "collect": "last; the job waits for all others, gathers results and makes the report",
 }
 QUANTITIES = {
     "time_s": "time of a run",

@@ -45,7 +45,7 @@ ORDER = ("STALLED", "RUNNING", "COMPLETING", "PENDING", "unknown", "LOST")
 PLACE = {
     "name": "site", "partition": "partition", "account": "account", "qos": "QOS",
     "constraint": "constraint", "gpus_per_node": "GPUs per node", "gpu_type": "GPU type",
-    "cpus_per_node": "CPUs per node", "mem": "memory of a node", "time": "limit of a job",
+    "cpus_per_node": "CPUs per node", "mem": "memory of a node", "time": "time limit of a job",
     "image": "image", "modules": "modules", "interface": "network interface",
     "env": "variables of the ranks",
 }  # fmt: skip
@@ -277,7 +277,7 @@ def _next_commands(
     claimed = results.read_claim() or {}
     tests, name = ",".join(claimed.get("tests") or ()), str(claimed.get("name"))
     measured = shlex.join(["--tests", tests, "--name", name]) if tests else "CAMPAIGN"
-    again = [f"lockstep run {measured}  # with the same options, it continues"] * is_left
+    again = [f"lockstep run {measured}  # with the same options, the run continues"] * is_left
     return [*again, f"lockstep report {typed}"]
 
 
@@ -332,10 +332,10 @@ def lines(record: Mapping[str, Any]) -> list[str]:
         name, failed = outcome["name"], len(outcome["failed"])
         how_far = f"{outcome['measured']} measured, {failed} failed, {outcome['remaining']} left"
         if outcome == vars(Outcome(name)):
-            how_far = "has started, but has not listed its cases yet"
+            how_far = "the launch has started, but has not listed its cases yet"
         text.append(f"  {name}: {how_far}")
     if begun[MAX_NAMED:]:
-        text.append(f"  and {len(begun) - MAX_NAMED} more launches that have begun")
+        text.append(f"  {len(begun) - MAX_NAMED} more launches have begun")
     monitor = record["monitor"]
     # Commands to copy, with the ids and paths they need.
     commands = [*monitor[:-1], *record["next"], *monitor[-1:]]
@@ -371,7 +371,7 @@ def _job_lines(row: Mapping[str, Any]) -> Iterator[str]:
             advice = f"; {element['advice']}" if element["advice"] else ""
             yield f"  {element['id']} ({element['launch']}): {problem}{advice}"
         if bad[MAX_NAMED:]:
-            yield f"  and {len(bad) - MAX_NAMED} more elements; --json names them"
+            yield f"  {len(bad) - MAX_NAMED} more elements ended badly; --json names them"
     elif row["advice"]:
         yield f"  {row['advice']}"
     waited_s, sent_s = row["queue_wait_s"], row["since_submission_s"]

@@ -96,7 +96,7 @@ campaign_options = add_options(
         type=click.Path(path_type=Path, file_okay=False),
         default="results",
         show_default=True,
-        help="Folder of results, which all nodes must see; the campaign's name is added.",
+        help="Folder of results, which all nodes must see; each campaign has a subfolder in it.",
     ),
     click.option("--partition", help="Use another partition of the site."),
     click.option(
@@ -113,5 +113,7 @@ script_options = add_options(
         type=click.Choice(["nsys", "ncu", "torch"]),
         help="Profile a few steps instead of measuring.",
     ),
-    click.option("--debug-comm", is_flag=True, help="Let NCCL print all debug output; it is slow."),
+    click.option(
+        "--debug-comm", is_flag=True, help="Let NCCL print all debug output, which slows the job."
+    ),
 )

@@ -105,8 +105,8 @@ class Maker:
             )
         if site.gpu_types and campaign.jobs.chain > 1:
             raise ValueError(
-                "chain may continue a launch on another type of GPU; set chain = 1 in the campaign "
-                "file, or in the site file replace gpu_types by a constraint"
+                "with chain, a launch may continue on another type of GPU; set chain = 1 in the "
+                "campaign file, or in the site file replace gpu_types by a constraint"
             )
         self.campaign, self.site, self.folder = settle(campaign, site), site, folder
         self.share = share(self.campaign, site)
@@ -217,7 +217,7 @@ class Maker:
         if num_cpus > self.site.cpus_per_node or num_gpus > self.site.gpus_per_node:
             raise ValueError(
                 f"stage {stage.name} needs {num_cpus} CPUs and {num_gpus} GPUs of a node, but "
-                f"{self.site.name} has {self.site.cpus_per_node} CPUs and "
+                f"a node of {self.site.name} has {self.site.cpus_per_node} CPUs and "
                 f"{self.site.gpus_per_node} GPUs; lower tasks_per_node or cpus_per_task"
             )
         kind: Kind = "fallback" if stage.dependency == "afternotok" else "stage"

@@ -274,8 +274,8 @@ def _cancel(ids: Mapping[str, str]) -> str:
     try:
         slurm.scancel(list(ids.values()))
     except RuntimeError as error:
-        return f"; {', '.join(ids)} were submitted before and may still run, because {error}"
-    return f"; jobs submitted before it were cancelled: {', '.join(ids)}"
+        return f"; the jobs submitted before this one may still run ({', '.join(ids)}): {error}"
+    return f"; the jobs submitted before this one were cancelled: {', '.join(ids)}"
 
 
 def refuse_unfinished(results: Results) -> None:

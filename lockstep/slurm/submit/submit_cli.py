@@ -70,7 +70,7 @@ def work_of(
     if budget and todo.dropped:
         click.echo(
             f"Left out to stay within {budget.hours:g} {budget.unit or todo.unit}: "
-            f"{', '.join(todo.dropped)} (order: {DROP_ORDER}).",
+            f"{', '.join(todo.dropped)}. A budget leaves out {DROP_ORDER}.",
             err=True,
         )
     return todo
