@@ -75,7 +75,7 @@ def make(monkeypatch, tmp_path):
 
 def test_no_launch_is_begun_that_would_end_too_late(make):
     assert make([Outcome("w1-r0", measured=1)] * 5, 350) == (
-        3, "The time is up; 2 launches did not start.", False,
+        3, "The time limit is reached; 2 launches did not start.", False,
     )  # fmt: skip
 
 

@@ -388,7 +388,7 @@ def test_a_logged_rate_that_counts_ranks_twice_is_flagged():
     imported = read(JOBS)
     flagged = {w.split(":")[1].strip(): w for w in imported.warnings}
     assert set(flagged) == {"job 2648", "job 2649"}
-    assert "2 times the rate that the epoch times give" in flagged["job 2648"]
+    assert "2 times the rate that follows from the epoch times" in flagged["job 2648"]
     (rows,) = [table["rows"] for table in imported.tables.values()]
     assert [len(row["flags"]) for row in rows] == [0, 1, 1]
 

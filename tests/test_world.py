@@ -158,11 +158,11 @@ def test_a_single_process_joins_a_world_of_one():
         (TORCHRUN | {"MASTER_ADDR": "localhost"}, {}, r"^world size 4 needs .* MASTER_PORT; "),
         (
             TORCHRUN | {"MASTER_ADDR": "localhost", "MASTER_PORT": "x"}, {},
-            r"^MASTER_PORT='x' is not a port from 1 to 65535; set it to a free one$",
+            r"^MASTER_PORT='x' is not a port from 1 to 65535; set MASTER_PORT to a free port$",
         ),
         (
             TORCHRUN | {"MASTER_ADDR": "localhost", "MASTER_PORT": "99999"}, {},
-            r"^MASTER_PORT='99999' is not a port from 1 to 65535; set it to a free one$",
+            r"^MASTER_PORT='99999' is not a port from 1 to 65535; set MASTER_PORT to a free port$",
         ),
         (TORCHRUN | {"LOCKSTEP_STORE": "node1:0"}, {}, r"^LOCKSTEP_STORE='node1:0' is not HOST:P"),
         (TORCHRUN | {"LOCKSTEP_STORE": "node1:9"}, {}, r"^LOCKSTEP_STORE is set without LOCKSTEP"),
@@ -251,8 +251,8 @@ def test_a_wrong_address_is_named_with_the_way_there(run_ranks, tmp_path):
         LOCKSTEP_STORE_PREFIX="x",
     )
     assert re.match(
-        r"rank 1 on \S+ cannot reach the store at 127\.0\.0\.1:1, after trying for 2 s "
-        r"\(through lo, 127\.0\.0\.1; .*\); check this address, and that the nodes "
+        r"rank 1 on \S+ could not reach the ranks' store at 127\.0\.0\.1:1 within 2 s "
+        r"\(through lo, 127\.0\.0\.1; .*\); check this address, and whether the nodes "
         "reach each other$",
         ended.stdout,
     )
@@ -264,7 +264,7 @@ ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SL
 @pytest.mark.parametrize("launcher", [{}, {"LOCKSTEP_LAUNCHER": "slurm"}])
 @pytest.mark.parametrize("step", [{}, {"SLURM_STEP_NUM_TASKS": "1"}], ids=["batch", "interactive"])
 def test_one_process_in_an_allocation_of_several_tasks_has_forgotten_srun(launcher, step):
-    with pytest.raises(ValueError, match=r"^SLURM_NTASKS=8, but this process is task 0 of 1; "):
+    with pytest.raises(ValueError, match=r"^SLURM_NTASKS is 8, but this process runs alone; "):
         placement(ALLOCATION | launcher | step)
     assert placement(ALLOCATION | step | {"SLURM_NTASKS": "1"}) == Placement()
 

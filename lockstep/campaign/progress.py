@@ -112,22 +112,22 @@ def show(ladder: Ladder, aside: Sequence[str], *, as_json: bool) -> None:
 def summary(campaign: Campaign, missing: Sequence[Launch], needed: Mapping[str, float]) -> str:
     """Return a line about the missing launches, and a line about the time that they take."""
     if not missing:
-        again = "the same command with --replace measures all again and compares"
+        again = "run the same command with --replace to measure them again and compare"
         num_launches = counted(len(plan(campaign)), "launch")
-        return f"{campaign.name}: all {num_launches} complete; {again}."
+        return f"{campaign.name}: all {num_launches} are complete; {again}."
     by_size = Counter(launch.world_size for launch in missing)
     sizes = ", ".join(f"{by_size[n]} at {counted(n, 'rank')}" for n in sorted(by_size))
     cases = "all tests"
     if campaign.studies:
         least, most = (campaign.num_cases(find(by_size)) for find in (min, max))
         cases = f"{counted(most, 'case')}" if least == most else f"{least} to {most} cases"
-    duration = "The time is unknown until the first case has ended here."
+    duration = "The time needed is unknown until the first case has ended on this machine."
     if needed:
-        took = "estimated from earlier launches of this campaign here"
-        duration = f"The time is {about(sum(needed.values()))}, {took}."
+        took = "estimated from this campaign's earlier launches on this machine"
+        duration = f"The time needed is {about(sum(needed.values()))}, {took}."
     return (
-        f"{campaign.name}: {counted(len(missing), 'launch')} to make ({sizes}), each with {cases} "
-        f"of {', '.join(campaign.studies or campaign.tests)}\n{duration}"
+        f"{campaign.name}: {counted(len(missing), 'launch')} to measure ({sizes}), each with "
+        f"{cases} of {', '.join(campaign.studies or campaign.tests)}\n{duration}"
     )
 
 

@@ -331,7 +331,7 @@ def _settle(
         settled = launch.end_set_up(ended)
     elif report.when == "call":
         if ended.outcome == "passed" and launch.settings.journal_path and not launch.current.part:
-            ended = Ended.from_words("the test recorded nothing; call lockstep.measure in it")
+            ended = Ended.from_words("the test measured nothing; call lockstep.measure in the test")
         settled = launch.end_call(ended, lambda: _entry(launch, item, benchmark))
     else:
         settled = launch.leave_case(ended, item.stash[NEXT])

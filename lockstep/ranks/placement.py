@@ -91,7 +91,7 @@ def _refuse_without_srun(environ: Mapping[str, str], hint: str) -> None:
     is_alone = environ.get("SLURM_STEP_NUM_TASKS", "1") == "1"
     if "SLURM_JOB_ID" in environ and is_alone and num_tasks != "1":
         raise ValueError(
-            f"SLURM_NTASKS={num_tasks}, but this process is task 0 of 1; {hint}, or unset "
+            f"SLURM_NTASKS is {num_tasks}, but this process runs alone; {hint}, or unset "
             "SLURM_NTASKS to measure one rank"
         )
 
@@ -101,8 +101,8 @@ def refuse_apart(environ: Mapping[str, str]) -> None:
     num_tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     if "SLURM_JOB_ID" in environ and num_tasks != "1":
         raise ValueError(
-            f"srun started {num_tasks} tasks, but LOCKSTEP_LAUNCHER is not set, so each would "
-            "work alone; set LOCKSTEP_LAUNCHER=slurm, or start one task"
+            f"srun started {num_tasks} tasks, but LOCKSTEP_LAUNCHER is not set, so each task would "
+            "measure alone; set LOCKSTEP_LAUNCHER=slurm, or start one task"
         )
 
 

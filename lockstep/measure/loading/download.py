@@ -100,8 +100,8 @@ def _check(archive: Archive, path: Path) -> None:
         digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if digest != archive.md5:
         raise RuntimeError(
-            f"{Path(archive.path).name} has the MD5 checksum {digest} instead of {archive.md5}: it "
-            "is incomplete or was altered; remove it and download it again"
+            f"{Path(archive.path).name} has the MD5 checksum {digest} instead of {archive.md5}, so "
+            "the file is incomplete or was altered; remove it and download it again"
         )
 
 

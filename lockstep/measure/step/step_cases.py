@@ -265,7 +265,7 @@ class WorkloadMeasurement(Measurement):
             return f"rank {wrong[0]} on {harness.rank_hosts[wrong[0]]}{more}"
 
         if not (math.isfinite(first) and math.isfinite(last)):
-            where = "the mean of all ranks"
+            where = "average over all ranks"
             for at in ("last", "first"):  # in the next step a NaN of one rank is on all ranks
                 if bad := [rank for rank, own in enumerate(ranks) if not math.isfinite(own[at])]:
                     where = "every rank" if len(bad) == len(ranks) else named(bad)
@@ -279,8 +279,8 @@ class WorkloadMeasurement(Measurement):
         checksum = ranks[0]["parameters"]
         if other := [rank for rank, own in enumerate(ranks) if own["parameters"] != checksum]:
             raise RuntimeError(
-                f"{named(other)} holds other parameters than rank 0 on {harness.rank_hosts[0]} "
-                "after equal updates"
+                f"{named(other)} has other parameters than rank 0 on {harness.rank_hosts[0]} after "
+                "the same updates"
             )
         checks = {"loss_first": first, "loss_last": last}
         if checksum is not None:
@@ -398,17 +398,19 @@ def add_advice(local_batch: int, config: "StepConfig", *, is_strong: bool) -> It
         kind = ValueError if isinstance(error, ValueError) else RuntimeError
         batch = "global" if is_strong else "local"
         halving = (
-            "" if isinstance(error, memory.ExhaustedError) else "--on-oom halve, with a flag, or "
+            ""
+            if isinstance(error, memory.ExhaustedError)
+            else "--on-oom halve, which flags the result, or "
         )
         recipes = [
             f"a smaller batch ({halving}--{batch}-batch)",
-            f"the batch in parts (--set accumulation={2 * config.accumulation})",
+            f"more micro-batches (--set accumulation={2 * config.accumulation})",
         ]
         if not config.activation_checkpointing:
             recipes.append("fewer activations (--set activation_checkpointing=true)")
         raise kind(
             f"{_first_line(error)}; {local_batch // config.accumulation} samples at once need more "
-            f"memory than there is; try one of: {'; '.join(recipes)}"
+            f"memory than there is; try {', or '.join(recipes)}"
         ) from error
 
 
