@@ -43,7 +43,7 @@ GROUPS = {
         "resume": ("slurm.submit.submit_cli",
             "Submit what a campaign's jobs have not measured yet."),
         "cancel": ("slurm.status.status_cli", "Cancel a campaign's jobs that have not ended."),
-        "slurm": ("cli", "Show any Slurm job; commands: jobs, nodes, why, eff, top, shell, serve."),
+        "slurm": ("cli", "Show any Slurm job: jobs, nodes, why, eff, top, shell, serve."),
     },
     "Read results": {
         "report": ("report.report_cli", "Make the scaling report of measured or imported results."),

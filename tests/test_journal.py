@@ -342,7 +342,7 @@ def test_a_fresh_launch_hides_earlier_ones_and_a_resumed_one_goes_on(tmp_path):
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("y" * LIMIT, "a line of the journal has 0 MiB and must stay below "),
+        ("y" * LIMIT, "a line of the journal would have 0 MiB, but must stay below "),
         (2**70, "the number 1180591620717411303424 is out of range"),
         (float("nan"), "not JSON compliant"),
         (-float("inf"), "not JSON compliant"),

@@ -63,7 +63,10 @@ def test_the_demo_on_one_gpu_measures_what_it_can_and_makes_the_page(machine, tm
     ended = machine(of_gpus(), *demo, NUM_GPUS="1")
     assert ended.returncode == 0, ended.stderr
     assert "World size 2 is left out, because it needs one GPU per rank" in ended.stderr
-    assert "Verifying on the CPU, because 2 ranks need one GPU each and torch sees only 1." in ended.stderr
+    assert (
+        "Verifying on the CPU, because 2 ranks need one GPU each and torch sees only 1."
+        in ended.stderr
+    )
     folder = tmp_path / "results" / "laptop"
     assert [path.name for path in (folder / "launches").iterdir()] == ["w1-r0"]
     (left_out,) = json.loads((folder / "campaign.json").read_text())["left_out"]

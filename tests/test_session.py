@@ -366,7 +366,8 @@ def test_a_launch_goes_on_after_a_failure_and_ends_where_a_rank_is_lost(faulty):
     assert "the disk of rank 1 is full" in first[0].stdout
     assert "a wrong result on one rank" in first[0].stdout
     assert re.search(
-        r"^lockstep: rank 1 on \S+ \(.*\) did not end \S+::test_dies\S+ within the case budget of 15 s;",
+        r"^lockstep: rank 1 on \S+ \(.*\) did not end \S+::test_dies\S+ within the "
+        "case budget of 15 s;",
         first[0].stderr,
         re.MULTILINE,
     )

@@ -202,7 +202,9 @@ def test_a_device_without_room_names_the_accumulation_that_helps(tmp_path, monke
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(Trainer, "_train_epoch", full)
-    with pytest.raises(RuntimeError, match="not enough memory for 60 samples at once; set accumulation to 4"):
+    with pytest.raises(
+        RuntimeError, match="not enough memory for 60 samples at once; set accumulation to 4"
+    ):
         train(tmp_path, accumulation=2)
 
 

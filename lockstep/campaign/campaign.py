@@ -195,7 +195,7 @@ class Jobs(Table):
         "collect the results and write the report in a job after all other jobs", default=False
     )
     stage: tuple[Stage, ...] = key("jobs of your own, such as preprocess and evaluate", default=())
-    ncu: Ncu = key("which kernels --profile ncu records", default=Ncu())
+    ncu: Ncu = key("kernels that lockstep submit --profile ncu records", default=Ncu())
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
@@ -296,7 +296,7 @@ class Campaign(Table):
     )
     jobs: Jobs = key("how the campaign's launches are divided into Slurm jobs", default=Jobs())
     doi: str | None = key(
-        "DOI reserved for the results, such as 10.5281/zenodo.1234567; you may add it later",
+        "DOI reserved for the results, such as 10.5281/zenodo.1234567; it may be added later",
         pattern=inputs.DOI,
     )
 
@@ -604,8 +604,8 @@ def campaign_of(
     question = QUESTIONS[name]
     if 0 < num_gpus < question.ranks:
         raise ValueError(
-            f"the question {name} needs {question.ranks} GPUs, but ranks see only {num_gpus} here; "
-            "run it on a machine with more GPUs, or pass --device cpu"
+            f"the question {name} needs {question.ranks} GPUs, but torch sees only {num_gpus} on "
+            "this machine; use a machine with more GPUs, or pass --device cpu"
         )
     most = int(1 << (num_gpus or max(question.ranks, min(cores, MOST_CPU_RANKS))).bit_length() - 1)
     return Campaign.model_validate({

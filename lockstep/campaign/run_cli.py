@@ -169,7 +169,7 @@ def diagnose(
 ) -> int:
     """Answer QUESTION in about five minutes: measure a small campaign and print a card.
 
-    A launch that would probably end after the five minutes does not start; a running launch goes on.
+    No launch starts if it would probably end after these minutes; a running launch goes on.
 
     \b
     strong     training is hardly faster on more GPUs
@@ -355,12 +355,11 @@ def _make_launches(
                 return outcomes, f"The time limit is reached; {num_left} did not start.", False
             failures = [_failure(outcome) for outcome in outcomes]
             if len(failures) == 2 and failures[0] and failures[0] == failures[1]:
-                alike = f"The first two launches failed in the same way; {num_left} did not start"
-                return (
-                    outcomes,
-                    (f"{alike}. Correct the cause, then run the same command again."),
-                    False,
+                stop = (
+                    f"The first two launches failed in the same way; {num_left} did not start. "
+                    "Correct the cause, then run the same command again."
                 )
+                return outcomes, stop, False
             view.begin(launch)
             outcomes.append(ladder.run(launch, advance))
             view.end(launch, outcomes[-1])
@@ -436,8 +435,10 @@ def _explain(ladder: Ladder, outcome: Outcome) -> None:
     words = ended.facts.words if ended else ""
     if outcome.complete:
         if ended and ended.exit_code:
-            why = f"complete, but ended with an error: {words}"
-            _say(f"{outcome.name} is {why}; its output is in {log}")
+            _say(
+                f"{outcome.name} is complete, but ended with an error: {words}; its output is in "
+                f"{log}"
+            )
         return
     for failed in outcome.failed:
         gist = record.failure_gist(failed)

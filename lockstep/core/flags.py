@@ -50,7 +50,7 @@ WORDS = {
     "cpu-quota": "a CPU quota stopped processes of rank {rank} on {host} for {held_s:.2g} s during "
     "the timed rounds; request as many cores as the ranks have threads",
     "straggler": "straggler: rank {rank} on {host} takes {ratio:.2f} times as long as the other "
-    "ranks for its own part of a step",
+    "ranks for its own work in a step",
     "late-input": "late input: rank {rank} on {host} waits {wait_s:.2g} s per step for its batch, "
     "but the other ranks wait only {others_s:.2g} s (median); check that node's file "
     "system and cores, and that rank's share of the data",

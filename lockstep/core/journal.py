@@ -138,8 +138,8 @@ def _line(entry: Mapping[str, Any], attempt: str) -> bytes:
         raise ValueError("its values are nested too deeply") from None
     if len(line) >= files.LIMIT_BYTES:
         raise ValueError(
-            f"a line of the journal has {len(line) // files.MIB} MiB and must stay below "
-            f"{files.LIMIT_BYTES // files.MIB} MiB; keep less data per case, or measure fewer "
+            f"a line of the journal would have {len(line) // files.MIB} MiB, but must stay below "
+            f"{files.LIMIT_BYTES // files.MIB} MiB; record less data per case, or measure fewer "
             "rounds"
         )
     files.parse(line)
@@ -162,8 +162,8 @@ def _open(path: Path) -> FileIO:
     if not is_free:
         file.close()
         raise BlockingIOError(
-            f"another launch writes into {path}, or a lost node still holds its lock; wait until "
-            "that launch has ended"
+            f"another launch writes into {path}, or a lost node still holds the file's lock; wait "
+            "until that launch has ended"
         )
     return file
 
@@ -239,7 +239,7 @@ def _current_of(path: Path) -> list[dict[str, Any]]:
         kind = str(entry.get("kind"))
         for name, needed in _NEEDED.get(kind, {}).items():
             if not isinstance(entry.get(name), needed):
-                noun = "an object" if needed is dict else needed.__name__
+                noun = {dict: "an object", list: "a list", str: "a text"}[needed]
                 raise ValueError(
                     f"{path}: in a line of kind {kind}, {name} is {str(entry.get(name))[:80]!r}, "
                     f"but must be {noun}; {_RESTORE}"

@@ -125,7 +125,7 @@ class Training:
     augment: bool = about("Whether training images are cropped and mirrored.", default=False)
     seed: Whole = about("Random seed of parameters, order of samples and augmentation.", default=0)
     device_name: str = about("Device of rank 0.", default="")
-    rows: list[Epoch] = about_list("The epochs, oldest first.")
+    rows: list[Epoch] = about_list("The trained epochs, the first epoch first.")
     best_accuracy: Fraction | None = about("Highest accuracy of any epoch.")
     target_accuracy: Fraction | None = about("Validation accuracy to reach; null without a target.")
     time_to_target_s: Amount | None = about(
@@ -134,7 +134,9 @@ class Training:
     checkpoints: Checkpoints = about(
         "Files that hold the trained parameters.", default_factory=Checkpoints
     )
-    steps_file: str | None = about("File beside the journal: loss and rate of each step as JSON.")
+    steps_file: str | None = about(
+        "File beside the journal with the loss and the learning rate of each step, as JSON lines."
+    )
 
 
 def time_to(target: float | None, rows: Sequence[Epoch]) -> float | None:
@@ -326,7 +328,7 @@ class Provenance:
     project_dirty: bool | None = about(
         "Whether tracked files of that repository differ from project_commit."
     )
-    command: list[str] = about_list("Command line of rank 0, one argument per item.")
+    command: list[str] = about_list("Command line of rank 0, with one argument per item.")
     seed: int | None = about("Random seed of parameters and data.")
     hostname: str | None = about("Host of rank 0.")
     os: str | None = about("Distribution.")
@@ -502,7 +504,7 @@ class LaunchBlock:
     )
     sessions: list[Session] | None = about("Start and hosts of each session of the launch.")
     in_flight: str | None = about("The case that began but did not end; null if there is none.")
-    failed: list[Unmeasured] | None = about("Cases that failed, and why.")
+    failed: list[Unmeasured] | None = about("Cases that failed, and the reasons.")
 
 
 def sized_name(name: str, world_size: int) -> str:

@@ -147,8 +147,8 @@ def _sources(path: Path, text: str) -> tuple[str, ...]:
         stages = parser.parse().values()
     except Exception as error:  # noqa: BLE001, spython names no exceptions
         raise ValueError(
-            f"spython cannot read {path}: {error}; see Apptainer's documentation of definition "
-            "files"
+            f"the definition file {path} cannot be read: {error}; see Apptainer's documentation of "
+            "definition files"
         ) from None
     return tuple(shlex.split(line)[0] for stage in stages for line in stage.files)
 

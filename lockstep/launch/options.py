@@ -68,7 +68,10 @@ class PrecisionAction(argparse.Action):
             namespace.benchmark_precision = float(per_cent[1]) / 100
         else:
             known = ", ".join(sizes.PRECISIONS)
-            parser.error(f"argument {option_string}: {values!r} is neither one of {known} nor N%")
+            parser.error(
+                f"argument {option_string}: {values!r} is neither one of {known} nor a "
+                "per cent value such as 1%"
+            )
 
 
 # option -> arguments of addoption
@@ -115,7 +118,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "with --skip-failed, why the previous session ended; recorded as the reason why "
                 "its last case failed"},
     "--no-causes": {"action": "store_true",
-        "help": "leave out the timings that split a step into compute, communication and waits"},
+        "help": "do not time the parts of a step, which split it into compute, communication and "
+                "waits"},
     "--on-oom": {"choices": ["halve"],
         "help": "if a rank runs out of memory, measure the step with half the batch, and flag the "
                 f"result; this works only in the studies {listed(STEPS)}"},
@@ -260,9 +264,7 @@ IGNORED = (
     "min_time", "max_time", "min_rounds", "calibration_precision", "warmup", "warmup_iterations",
     "timer", "cprofile", "cprofile_loops", "cprofile_top", "cprofile_dump",
 )  # fmt: skip
-IN_A_WORKER = (
-    "-n would measure several cases at once, which would slow each other down; leave out -n"
-)
+IN_A_WORKER = "-n would run several cases at once, which would slow each other down; remove -n"
 
 
 def refuse_options(config: pytest.Config) -> None:

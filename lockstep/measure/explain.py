@@ -188,17 +188,18 @@ def lines(bound: Bound, record: Mapping[str, Any], kept: str) -> list[str]:
     ]
     if "collectives" in kinds:
         text.append(
-            "No cause is shown, because ranks wait for each other even where no gradient is "
-            f"synchronised. A step takes {number(bound.step_s * MILLI)} ms."
+            "No cause is shown, because ranks wait for each other even in steps without gradient "
+            f"synchronisation. A step takes {number(bound.step_s * MILLI)} ms."
         )
     else:
         text += card(bound, record["hosts"], NEXT)
     for note in record["notes"]:
         sentence = {
-            "alone": "one rank has no communication; start more ranks with torchrun or srun to "
-            "measure it",
-            "drawn": f"the step may have advanced {listed(note['names'])}, which cannot be "
-            "restored; use a step that keeps one batch, or pass batches=loader",
+            "alone": "one rank does not communicate; start more ranks with torchrun or srun to "
+            "measure communication",
+            "drawn": f"the step may have advanced the iterator(s) {listed(note['names'])}, which "
+            "cannot be restored; use a step that always takes the same batch, or pass "
+            "batches=loader",
             "collectives": f"each step calls {counted(note['count'], 'collective')} besides those "
             "of its gradients, for example in SyncBatchNorm or to all-reduce the "
             "loss; explain a step without such collectives, and use no_sync() "

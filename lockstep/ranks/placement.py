@@ -60,8 +60,8 @@ def placement(environ: Mapping[str, str] = os.environ) -> Placement:
     if not (0 <= place.rank < size and 0 <= place.local_rank < per_node <= size):
         raise _wrong(
             environ,
-            f"{rank}={place.rank}, {local_rank}={place.local_rank}, {world_size}={size} and "
-            f"{per_node} ranks per node contradict each other",
+            f"the variables {rank}={place.rank}, {local_rank}={place.local_rank}, "
+            f"{world_size}={size} and {per_node} ranks per node contradict each other",
         )
     return place
 
@@ -118,7 +118,7 @@ def integer(environ: Mapping[str, str], name: str) -> int:
     value = environ.get(name)
     if value is None:
         fact = f"{name} is not set, although other variables of a launcher are set"
-        raise _wrong(environ, fact, ", or unset them for world size 1")
+        raise _wrong(environ, fact, ", or unset those variables to measure one rank")
     try:
         return int(value)
     except ValueError:
@@ -130,4 +130,4 @@ def _wrong(environ: Mapping[str, str], fact: str, instead: str = "") -> ValueErr
     names = ["LOCKSTEP_LAUNCHER", *chain(*VARIABLES.values()), "SLURM_NNODES"]
     seen = [f"{name}={environ[name][:SHOWN_CHARACTERS]!r}" for name in names if name in environ]
     command = COMMANDS[environ.get("LOCKSTEP_LAUNCHER", "torchrun")]
-    return ValueError(f"{fact}; start with {command}{instead} (seen: {', '.join(seen)})")
+    return ValueError(f"{fact}; start with {command}{instead} (set now: {', '.join(seen)})")

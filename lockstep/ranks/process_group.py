@@ -28,8 +28,8 @@ PORTS = range(1, 2**16)
 NO_WAY_S = 6.0
 # Printed once if the CPU is measured without --device.
 NO_GPU = (
-    "torch sees no GPU, so the CPU is measured; give --device cpu if that is intended, or "
-    "--device cuda to stop on a machine without a GPU"
+    "torch sees no GPU, so the CPU is measured; pass --device cpu if this is intended, or --device "
+    "cuda to stop on a machine without a GPU"
 )
 
 
@@ -178,8 +178,10 @@ def _device(
         )
     elif not is_built[backend]():
         instead = "" if is_cpu else ", or pass --device cpu"
-        missing = f"torch {torch.__version__} is built without {backend}"
-        problem = f"{missing}; install a torch that has this backend{instead}"
+        problem = (
+            f"torch {torch.__version__} is built without the backend {backend}; install a torch "
+            f"that has this backend{instead}"
+        )
     if problem and wanted == "cuda":
         _record_mend("device", environ)
     problem = problem or _missing_interface(backend, environ)
@@ -220,9 +222,7 @@ def _missing_interface(backend: str, environ: Mapping[str, str]) -> str:
     if is_here:
         return ""
     _record_mend(variable, environ)
-    return (
-        f"{variable}={named} names no interface of this host; its interfaces are {', '.join(here)}"
-    )
+    return f"{variable}={named} names no interface of this host; choose from {', '.join(here)}"
 
 
 def _record_mend(key: str, environ: Mapping[str, str]) -> None:
@@ -264,8 +264,8 @@ def _store(place: Placement, timeout_s: float, environ: Mapping[str, str]) -> "S
                 else "set them to rank 0's host and a free port"
             )
             raise ValueError(
-                f"world size {place.world_size} needs the variables {' and '.join(missing)}; "
-                f"{todo}, or unset the launcher's variables"
+                f"world size {place.world_size} needs the environment variable(s) "
+                f"{' and '.join(missing)}; {todo}, or unset the launcher's variables"
             )
         host, text = environ["MASTER_ADDR"], environ["MASTER_PORT"]
         port = int(text) if text.isdecimal() else 0

@@ -151,7 +151,10 @@ def train(
     cluster, measure a campaign: lockstep run rates.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-        raise ValueError(f"the name {name!r} may have only letters, digits and . _ -")
+        raise ValueError(
+            f"the name {name!r} may contain only letters, digits, '.', '_' and '-'; "
+            "choose another --name"
+        )
     config = TrainConfig(**options)
     if absent := launcher.missing_packages():
         raise RuntimeError(absent)
@@ -502,8 +505,7 @@ def parse_sizes(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts) or len(set(parts)) < 2:
         raise ValueError(
-            f"--world-sizes {text!r} is not a list of two or more sizes, as in 1,2; "
-            "a single size cannot be compared"
+            f"--world-sizes {text!r} is not a list of two or more sizes to compare, such as 1,2"
         )
     return sorted({int(part) for part in parts})
 

@@ -119,8 +119,8 @@ def headline(bound: Bound) -> str:
     text = f"{step}; reduce {NAMES[named[0].cause]} first"
     if larger := bound.larger_unshown:
         return (
-            f"Time is lost to {name}: {text}. More may be lost to {NAMES[larger.cause]}, which is "
-            "not shown."
+            f"Time is lost to {name}: {text}. Perhaps more is lost to {NAMES[larger.cause]}, but "
+            "this is not shown."
         )
     return f"{start}: {text}."
 
@@ -132,15 +132,15 @@ def _unsteady(bound: Bound) -> list[str]:
         share, event_ms = percent(rare.seconds / bound.step_s), _ms(rare.seconds * rare.every)
         text = (
             f"in one of {number(rare.every)} steps, all ranks work {event_ms} ms longer; this "
-            "extra time is "
+            f"extra time is {share} % of the mean step, and no rank waits for it"
         )
-        lines.append(_row("in some", f"{text}{share} % of the mean step, and no rank waits for it"))
+        lines.append(_row("in some", text))
     if drift := bound.drift:
         step = "a rank's own step, without waits," if drift.is_own else "the step"
-        text = f"{step} changed from {_ms(drift.from_s)} to {_ms(drift.to_s)} ms after "
-        text += (
+        text = (
+            f"{step} changed from {_ms(drift.from_s)} to {_ms(drift.to_s)} ms after "
             f"{percent(drift.share)} % of the turns; causes are computed from the turns "
-            f"{drift.judged} that"
+            f"{drift.judged} the change"
         )
         lines.append(_row("drift", text))
     return lines
@@ -176,7 +176,10 @@ def slow_text(bound: Bound, hosts: Sequence[str]) -> str:
     slow = bound.slow
     where = f" on {hosts[slow.rank]}" if hosts else ""
     low, high = (percent(end - 1) for end in slow.interval)
-    return f"rank {slow.rank}{where} takes {percent(slow.ratio - 1)} % longer ({low} to {high} %)"
+    return (
+        f"rank {slow.rank}{where} takes {percent(slow.ratio - 1)} % longer than the other ranks "
+        f"({low} to {high} %)"
+    )
 
 
 def late_text(late: LateInput, host: str) -> str:
@@ -229,12 +232,15 @@ def _trust(bound: Bound) -> str:
     turns = counted(bound.num_turns, "turn")
     is_single = bound.num_launches == 1
     launches = "one launch" if is_single else counted(bound.num_launches, "launch")
-    texts = [f"{turns} of each variant in {launches}"]
+    texts = [f"each variant was timed in {turns} over {launches}"]
     if is_single and not _has_interval(bound):
-        texts.append("these are too few for intervals")
+        texts.append("the turns are too few for intervals")
     if abs(bound.beyond_rounds) >= NOTABLE and not bound.was_busy:
         than = "longer" if bound.beyond_rounds > 0 else "shorter"
-        texts.append(f"turns took {percent(abs(bound.beyond_rounds))} % {than} than the rounds")
+        texts.append(
+            f"steps took {percent(abs(bound.beyond_rounds))} % {than} in the turns than "
+            "in the rounds"
+        )
     if bound.queued >= NOTABLE:
         waited_s = bound.queued * bound.step_s
         waited = f"ranks waited {_ms(waited_s)} ms per step for busy cores"
@@ -242,7 +248,9 @@ def _trust(bound: Bound) -> str:
         texts.append(f"{waited}, so {consequence} is named")
     if bound.excess >= NOTABLE:
         more = percent(bound.excess)
-        texts.append(f"the parts took {more} % more time than the step, so they are scaled to it")
+        texts.append(
+            f"the parts took {more} % more time than the step, so they are scaled down to the step"
+        )
     return "; ".join(texts)
 
 

@@ -270,11 +270,12 @@ class WorkloadMeasurement(Measurement):
                 if bad := [rank for rank, own in enumerate(ranks) if not math.isfinite(own[at])]:
                     where = "every rank" if len(bad) == len(ranks) else named(bad)
             raise RuntimeError(
-                f"the loss is not finite on {where}: {first} at the first step, {last} at the last"
+                f"the loss is not finite on {where}: {first} at the first step, {last} at the last "
+                "step"
             )
         if harness.measures and last >= first:
             raise RuntimeError(
-                f"the loss did not fall: {first:.4f} at the first step, {last:.4f} at the last"
+                f"the loss did not fall: {first:.4f} at the first step, {last:.4f} at the last step"
             )
         checksum = ranks[0]["parameters"]
         if other := [rank for rank, own in enumerate(ranks) if own["parameters"] != checksum]:
@@ -356,8 +357,9 @@ def fit(
             rank, host, error_there = out[0], harness.rank_hosts[out[0]], ranks[out[0]][0]
             if len({count for _, count in ranks}) > 1:
                 raise memory.ExhaustedError(
-                    f"rank {rank} on {host} ran out of memory at another collective than the other "
-                    f"ranks, so the case cannot continue with half the batch: {error_there}"
+                    f"rank {rank} on {host} ran out of memory at another point of the step than "
+                    "the other ranks, so the case cannot continue with half the batch: "
+                    f"{error_there}"
                 )
         # Not before the check above: empty_cache waits for the device, where a collective that
         # another rank did not call never ends.
@@ -374,8 +376,8 @@ def fit(
         half = halve_batch(local_batch, pieces)
         if half is None:
             raise memory.ExhaustedError(
-                f"rank {rank} on {host} has no memory for {local_batch} samples, which cannot be "
-                f"halved: {error_there}"
+                f"rank {rank} on {host} has no memory for {local_batch} samples, and this batch "
+                f"cannot be halved: {error_there}"
             )
         local_batch = half
 
