@@ -99,7 +99,7 @@ BAD = [
     *((HEAD.replace(old, new) + IMAGE, reason) for old, new, reason in OF_HEAD),
     *((f"{HEAD}{keys}\n{IMAGE}", reason) for keys, reason in OF_KEYS),
     *((HEAD + tables, reason) for tables, reason in OF_TABLES),
-    ("schema = \n", "not a valid TOML file"),
+    ("schema = \n", "the file is not valid TOML"),
 ]
 
 

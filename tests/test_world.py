@@ -72,7 +72,7 @@ def test_a_place_comes_from_the_launchers_variables(environ, expected):
         (TORCHRUN | {"WORLD_SIZE": ""}, r"^WORLD_SIZE='' is not an integer; "),
         (
             TORCHRUN | {"RANK": "4"},
-            r"^the variables RANK=4, LOCAL_RANK=1, WORLD_SIZE=4 and 2 .* contradict",
+            r"^RANK=4, LOCAL_RANK=1, WORLD_SIZE=4 and 2 .* contradict",
         ),
         (TORCHRUN | {"RANK": "-1"}, r"^RANK=-1, .* contradict each other; "),
         (TORCHRUN | {"LOCAL_RANK": "2"}, r"^RANK=3, LOCAL_RANK=2, .* contradict each other; "),

@@ -110,7 +110,7 @@ def _read(path: Path, todo: str, built_in: Mapping[str, Path]) -> dict[str, Any]
         why = str(error)
     except (ValueError, RecursionError):  # the parser's own limits of digits and depth
         why = "a number has too many digits, or tables are nested too deeply"
-    raise ValueError(f"{path} is not a valid TOML file: {why}")
+    raise ValueError(f"{path}: the file is not valid TOML: {why}")
 
 
 def sentence(error: ValidationError, model: type[BaseModel]) -> str:

@@ -239,7 +239,7 @@ def _current_of(path: Path) -> list[dict[str, Any]]:
         kind = str(entry.get("kind"))
         for name, needed in _NEEDED.get(kind, {}).items():
             if not isinstance(entry.get(name), needed):
-                noun = {dict: "an object", list: "a list", str: "a text"}[needed]
+                noun = "an object" if needed is dict else "a list" if needed is list else "a text"
                 raise ValueError(
                     f"{path}: in a line of kind {kind}, {name} is {str(entry.get(name))[:80]!r}, "
                     f"but must be {noun}; {_RESTORE}"

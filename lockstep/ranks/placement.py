@@ -60,7 +60,7 @@ def placement(environ: Mapping[str, str] = os.environ) -> Placement:
     if not (0 <= place.rank < size and 0 <= place.local_rank < per_node <= size):
         raise _wrong(
             environ,
-            f"the variables {rank}={place.rank}, {local_rank}={place.local_rank}, "
+            f"{rank}={place.rank}, {local_rank}={place.local_rank}, "
             f"{world_size}={size} and {per_node} ranks per node contradict each other",
         )
     return place
