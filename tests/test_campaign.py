@@ -107,7 +107,7 @@ def test_a_file_is_read(file):
         ({"jobs": {"max_running": 2}}, "max_running"),
         ({"jobs": {"collect": 1}}, r"jobs\.collect"),
         ({"jobs": {"time": "1 hour"}}, r"jobs\.time"),
-        ({"jobs": {"time": "00:00:59"}}, "is under a minute"),
+        ({"jobs": {"time": "00:00:59"}}, "at least a minute"),
         ({"jobs": {"time": "1:00:00", "launch_time": "0:05:00"}}, "launch_time"),
         *[({key: None}, f"'{key}' is missing") for key in ("schema", "name", "world_sizes")],
     ],

@@ -106,7 +106,7 @@ def test_a_line_gets_its_values_and_keeps_the_shells_braces(line, filled):
         ({"line": "a {thread}"}, "thread"),
         ({"line": "a", "factors": {"size": [1]}}, "does not use the factor 'size'"),
         ({"metrics": [{"name": "m", "unit": "s", "regex": "no group"}]}, "has no group"),
-        ({"metrics": [{"name": "m", "unit": "K", "regex": "(.)", "primary": True}]}, "speed-ups"),
+        ({"metrics": [{"name": "m", "unit": "K", "regex": "(.)", "primary": True}]}, "no speed-up"),
         ({"metrics": [{"name": "m", "unit": "s"}]}, "needs either regex or json"),
         ({"sanity": "("}, "not a valid regular expression"),
         ({"line": " "}, r"command\.line"),

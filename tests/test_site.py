@@ -44,7 +44,7 @@ OF_HEAD = [
     ("64", '"64"', "cpus_per_node = '64': input should be a valid int"),
     ("64", "0", "cpus_per_node = 0"),
     ("01:30:00", "90m", "time = '90m' is not allowed; time is the "),
-    ("01:30:00", "00:00:00", "'00:00:00': the time limit is under a minute"),
+    ("01:30:00", "00:00:00", "'00:00:00': the time limit must be at least"),
     ("01:30:00", "9999-00:00:00", "time = '9999-00:00:00'"),
     ('"01:30:00"', "90", "time = 90"),
     ("node = 4", 'node = 0\ngpu_type = "a"', "but gpus_per_node is 0"),

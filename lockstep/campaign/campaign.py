@@ -60,12 +60,7 @@ def _refuse(rules: Mapping[str, bool]) -> None:
 
 def _check_shell(text: str) -> str:
     is_broken = bool({*text} & {*"\r\0"})
-    _refuse(
-        {
-            "the text holds a carriage return or a NUL character, which breaks a shell script; "
-            "remove it": is_broken
-        }
-    )
+    _refuse({"a carriage return or NUL character breaks a shell script; remove it": is_broken})
     return text
 
 
@@ -73,10 +68,8 @@ def _check_limit(duration: str) -> str:
     # Slurm counts limits in minutes, and 0 means no limit (sbatch(1), --time).
     limit_s = parse_limit(duration)
     _refuse({
-        "the time limit is under a minute, but Slurm counts in minutes; write 00:01:00 or "
-        "more": limit_s < 60,
-        "the time limit is longer than a year; write it as "
-        "[days-]HH:MM:SS": limit_s > 365 * 24 * 3600,
+        "the time limit must be at least a minute; write 00:01:00 or more": limit_s < 60,
+        "the time limit is over a year; write it as [days-]HH:MM:SS": limit_s > 365 * 24 * 3600,
     })  # fmt: skip
     return duration
 
@@ -113,11 +106,9 @@ class Stage(Table):
         "time limit of the stage, as [days-]HH:MM:SS; by default the limit in the site file"
     )
     nodes: Count = key("number of nodes", default=1)
-    tasks_per_node: Count = key(
-        "number of tasks on each node; each task runs the command", default=1
-    )
+    tasks_per_node: Count = key("tasks per node; each task runs the command", default=1)
     cpus_per_task: Count | None = key(
-        "number of CPUs of each task; by default an equal share of the node's CPUs"
+        "number of CPUs of each task; by default an equal share of the node"
     )
     gpus: StrictBool = key("give each task a GPU", default=False)
     folder: str | None = key(
@@ -157,7 +148,7 @@ class Jobs(Table):
         default="ladder",
     )
     share_job: StrictBool = key(
-        "run all repeats in one job; repeats then share nodes and do not count as independent",
+        "run all repeats in one job; they then do not count as independent",
         default=False,
     )
     is_machine: StrictBool = key(

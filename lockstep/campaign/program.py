@@ -55,9 +55,9 @@ Kind = Literal["exit-code", "timeout", "sanity", "missing-metric", "not-started"
 Lack = Literal["no-match", "no-json", "no-key", "no-number", "no-file", "old-file", "not-positive"]
 
 _LACKS: dict[Lack, str] = {
-    "no-match": "the regular expression matches nothing in the program's output",
-    "no-json": "the program printed no line of JSON",
-    "no-key": "the JSON that the program printed lacks the key",
+    "no-match": "the regular expression matches nothing that the program wrote",
+    "no-json": "the program wrote no line of JSON",
+    "no-key": "the JSON that the program wrote lacks the key",
     "no-number": "the value is not a finite number",
     "no-file": "the file does not exist",
     "old-file": "the file is older than the run, so the run did not write it",
@@ -153,7 +153,7 @@ def start(
         raise RuntimeError(f"{launcher} cannot start {world_size} ranks: {error}") from None
     names = re.findall(rf"{MARK} (\S+)", ended.output)
     if ended.code or len(names) != world_size:
-        text = last_line(ended.errors) or f"only {len(names)} ranks started"
+        text = last_line(ended.errors) or f"{len(names)} ranks started"
         raise RuntimeError(f"{launcher} cannot start {world_size} ranks: {text}")
     return Start(launcher, words, tuple(sorted(names)))
 

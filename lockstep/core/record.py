@@ -53,14 +53,10 @@ class Epoch:
 
     epoch: Annotated[Count, About("Number of the epoch; the first is 1.")]
     steps: Annotated[Count, About("Number of optimizer updates in the epoch.")]
-    time_s: Annotated[
-        Amount, About("Seconds from the entry barrier until the slowest rank has ended.")
-    ]
+    time_s: Annotated[Amount, About("Seconds from the entry barrier to the slowest rank's end.")]
     samples_per_s: Annotated[Amount, About("Samples per second over all ranks, each counted once.")]
     lr: Annotated[Amount, About("Learning rate of the last update.")]
-    loss: Annotated[
-        Number, About("Training loss, computed before each update; mean over updates and ranks.")
-    ]
+    loss: Annotated[Number, About("Mean training loss over updates and ranks, before each update.")]
     data_s: Amount | None = about("Seconds for which steps waited for batches; mean over ranks.")
     forward_s: Amount | None = about("Seconds of the forward passes; mean over ranks.")
     backward_s: Amount | None = about("Seconds of the backward passes; mean over ranks.")
@@ -68,19 +64,11 @@ class Epoch:
         "Seconds from the start of a step's first all-reduce to the end of its last, whether "
         "hidden or not; mean over ranks; null on a GPU, where measuring it would delay the steps."
     )
-    validation_loss: Annotated[
-        Number, About("Loss on the validation set; mean over all its samples.")
-    ]
-    accuracy: Fraction | None = about(
-        "Fraction of validation samples predicted correctly; null if unknown."
-    )
-    train_accuracy: Fraction | None = about(
-        "Fraction of training samples predicted correctly before each update."
-    )
+    validation_loss: Annotated[Number, About("Mean loss over the whole validation set.")]
+    accuracy: Fraction | None = about("Fraction of correct predictions in validation, or null.")
+    train_accuracy: Fraction | None = about("Fraction of training samples predicted correctly.")
     validation_s: Annotated[Amount, About("Seconds that validation took on the slowest rank.")]
-    checkpoint_s: Amount | None = about(
-        "Seconds that writing the checkpoint took; null if unknown."
-    )
+    checkpoint_s: Amount | None = about("Seconds to write the checkpoint; null if unknown.")
     peak_memory_bytes: Whole | None = about(
         "Bytes of the rank with the largest peak memory: GPU memory, or resident memory on a CPU."
     )
@@ -92,9 +80,7 @@ class Epoch:
 class Checkpoints:
     """Files of parameters, named from the folder of the launch's journal."""
 
-    last: str | None = about(
-        "File with the parameters of the last epoch, from which a resumed run continues."
-    )
+    last: str | None = about("File of the last epoch, from which a resumed run continues.")
     best: str | None = about("File with the parameters of the epoch with the best accuracy.")
     kept: list[str] = about_list(
         "Files with the parameters of every n-th epoch; empty without checkpoint_every."
@@ -106,20 +92,12 @@ class Training:
     """A training run: its settings, its epochs and its result."""
 
     data: Annotated[str, About("The data set.")]
-    samples_per_epoch: Annotated[
-        Count, About("Samples of all ranks in an epoch, each counted once.")
-    ]
+    samples_per_epoch: Annotated[Count, About("Samples that all ranks train on in an epoch.")]
     epochs: Annotated[Count, About("Epochs to train.")]
-    optimizer: Annotated[
-        str, About("Optimizer: sgd, adam, adamw, or the class of a workload's own optimizer.")
-    ]
+    optimizer: Annotated[str, About("Optimizer: sgd, adam, adamw, or a class of the workload.")]
     lr: Annotated[Amount, About("Learning rate after warm-up, scaled to the global batch.")]
-    schedule: Annotated[
-        str, About("Schedule by which the learning rate falls over the epochs, or none.")
-    ]
-    warmup_epochs: Whole = about(
-        "Number of epochs over which the learning rate rises to lr.", default=0
-    )
+    schedule: Annotated[str, About("Schedule by which the learning rate falls, or none.")]
+    warmup_epochs: Whole = about("Epochs over which the learning rate rises to lr.", default=0)
     weight_decay: Amount = about("Weight decay of the optimizer.", default=0.0)
     accumulation: Count = about("Number of micro-batches per update.", default=1)
     augment: bool = about("Whether training images are cropped and mirrored.", default=False)
@@ -132,11 +110,9 @@ class Training:
         "Seconds of training until target_accuracy was reached; null if it was not."
     )
     checkpoints: Checkpoints = about(
-        "Files that hold the trained parameters.", default_factory=Checkpoints
+        "Files of the trained parameters.", default_factory=Checkpoints
     )
-    steps_file: str | None = about(
-        "File beside the journal with the loss and the learning rate of each step, as JSON lines."
-    )
+    steps_file: str | None = about("File of the loss and learning rate of each step, JSON lines.")
 
 
 def time_to(target: float | None, rows: Sequence[Epoch]) -> float | None:
@@ -180,30 +156,20 @@ class CaseRecord:
 
     study: Annotated[Study, About("The study to which the case belongs.")]
     workload: Annotated[Text, About("Name of the model, data set or collective that was measured.")]
-    scaling: Annotated[
-        Scaling | None, About("How the work grows with the number of ranks; null if unknown.")
-    ]
+    scaling: Annotated[Scaling | None, About("How the work grows with the ranks; null if unknown.")]
     world_size: Annotated[Count, About("Number of ranks.")]
     num_nodes: Annotated[Count, About("Number of hosts.")]
-    factors: Annotated[
-        dict[str, Any], About("Name and value of each factor of the case, as in its id.")
-    ]
+    factors: Annotated[dict[str, Any], About("Name and value of each factor, as in the case's id.")]
     sample_unit: Annotated[Text, About("Unit of a sample, such as images, tokens or bytes.")]
-    samples_per_step: Annotated[
-        Count, About("Samples of all ranks in one step, each counted once.")
-    ]
+    samples_per_step: Annotated[Count, About("Samples that all ranks process in one step.")]
     steps_per_round: Annotated[Count, About("Number of steps in one timed round.")]
     rank_round_s: Annotated[
         list[Rounds], About("Seconds, shape (num_ranks, num_rounds).", min_length=1)
     ]
-    precision: str | None = about(
-        "Precision of the step, such as bf16; null for a case without precision."
-    )
+    precision: str | None = about("Precision of the step, such as bf16; null if it has none.")
     local_batch: Count | None = about("Samples per optimizer update on each rank.")
     global_batch: Count | None = about("Samples per optimizer update over all ranks.")
-    flop_per_sample: Amount | None = about(
-        "Model FLOP per sample, forward and backward; null if unknown."
-    )
+    flop_per_sample: Amount | None = about("Model FLOP per sample, forward and backward, or null.")
     peak_flop_per_s: Amount | None = about(
         "Dense peak FLOP/s of a rank's device by its datasheet; null if unknown."
     )
@@ -224,13 +190,9 @@ class CaseRecord:
         "hold sentences."
     )
     rank_hosts: list[str] = about_list("Host of each rank; empty in older files.")
-    workload_sha256: str | None = about(
-        "SHA-256 of the source of the user's own workload or test; null without one."
-    )
+    workload_sha256: str | None = about("SHA-256 of the user's own workload or test, or null.")
     position: Whole | None = about("Position at which the launch ran the case; the first is 0.")
-    training: Training | None = about(
-        "Settings, epochs and result of a training run; null for other cases."
-    )
+    training: Training | None = about("Settings, epochs and result of a training run, or null.")
 
     @property
     def round_s(self) -> list[float]:
@@ -263,18 +225,11 @@ class CaseRecord:
 class Derived:
     """Fields of a block that follow from those of its `CaseRecord`."""
 
-    schema: Annotated[
-        Literal[1], About("Schema version of this block; readers refuse any other version.")
-    ]
-    samples: Annotated[
-        Count, About("Samples in the timed region: samples_per_step x steps_per_round x rounds.")
-    ]
+    schema: Annotated[Literal[1], About("Schema version of this block; readers refuse others.")]
+    samples: Annotated[Count, About("Samples timed: samples_per_step x steps_per_round x rounds.")]
     elapsed_s: Annotated[Positive, About("Seconds in the timed region: the sum of the rounds.")]
     mean_throughput_samples_per_s: Annotated[Positive, About("samples / elapsed_s.")]
-    mean_mfu: Annotated[
-        Amount | None,
-        About("Model FLOP/s divided by the peak FLOP/s of all ranks; null if unknown."),
-    ]
+    mean_mfu: Annotated[Amount | None, About("Model FLOP/s over the ranks' peak; null if unknown.")]
 
 
 Cores = Annotated[list[Whole], About("Numbers of the cores on which the process may run.")]
@@ -321,13 +276,9 @@ class Provenance:
     lockstep_version: str | None = about("Version of Lockstep that measured.")
     suite_sha256: str | None = about("SHA-256 of the measuring code of the benchmark suite.")
     git_commit: str | None = about("Git commit of the benchmark suite's checkout, or of its image.")
-    git_dirty: bool | None = about("Whether tracked files of that checkout differ from git_commit.")
-    project_commit: str | None = about(
-        "Git commit of the repository with the user's own tests or workload."
-    )
-    project_dirty: bool | None = about(
-        "Whether tracked files of that repository differ from project_commit."
-    )
+    git_dirty: bool | None = about("Whether tracked files differ from git_commit.")
+    project_commit: str | None = about("Commit of the repository of the user's tests or workload.")
+    project_dirty: bool | None = about("Whether tracked files differ from project_commit.")
     command: list[str] = about_list("Command line of rank 0, with one argument per item.")
     seed: int | None = about("Random seed of parameters and data.")
     hostname: str | None = about("Host of rank 0.")
@@ -345,31 +296,19 @@ class Provenance:
     cuda: str | None = about("CUDA version of the torch build; null where every rank ran on a CPU.")
     cudnn: str | None = about("cuDNN version; null where every rank ran on a CPU.")
     nccl: str | None = about("NCCL version; null where every rank ran on a CPU.")
-    driver: str | None = about(
-        "Versions of the hosts' NVIDIA drivers; null where every rank ran on a CPU."
-    )
-    gpu_topology: list[str] | None = about(
-        "Lines that nvidia-smi topo -m printed on rank 0's host."
-    )
-    nvlink: list[str] | None = about("Lines that nvidia-smi nvlink -s printed on rank 0's host.")
+    driver: str | None = about("NVIDIA driver of each host; null where every rank ran on a CPU.")
+    gpu_topology: list[str] | None = about("Lines of nvidia-smi topo -m on rank 0's host.")
+    nvlink: list[str] | None = about("Lines of nvidia-smi nvlink -s on rank 0's host.")
     backend: str | None = about("Back end of torch.distributed.")
-    wire_gb_per_s: Amount | None = about(
-        "Total data rate of the network ports in use on rank 0's host."
-    )
+    wire_gb_per_s: Amount | None = about("Data rate of the network ports that rank 0's host uses.")
     gpu_link_gb_per_s: Amount | None = about(
         "Data rate of NVLink or PCIe in one direction, by the GPU's datasheet."
     )
-    transport: Transport | None = about(
-        "Links that NCCL used; null without NCCL or without its log."
-    )
+    transport: Transport | None = about("Links that NCCL used; null without NCCL or its log.")
     threads_per_rank: Count | None = about("Number of threads of each rank.")
-    launcher: str | None = about(
-        "Launcher of the ranks, such as slurm or torchrun; null without one."
-    )
+    launcher: str | None = about("Launcher of the ranks, such as slurm or torchrun, or null.")
     image_path: str | None = about("Path of the container image; null without one.")
-    image_sha256: str | None = about(
-        "SHA-256 of the image; null without an image, or if it cannot be read."
-    )
+    image_sha256: str | None = about("SHA-256 of the image; null without one, or if unreadable.")
     device_names: list[str] | None = about("Names of the ranks' devices, each name once.")
     slurm: dict[str, Any] | None = about(
         "Environment variables of the Slurm job and step; empty outside a job."
@@ -410,9 +349,7 @@ class FailureCause:
             "answer; consequence: another rank's failure made it fail."
         ),
     ]
-    error: str = about(
-        "The error without its traceback; empty if the rank did not answer.", default=""
-    )
+    error: str = about("The error without its traceback; empty if there is no answer.", default="")
 
     def sentence(self, reason: str | None = None, stacks: str = "") -> str:
         """Return the failure in a sentence: the first line of its error, or the given `reason`.
@@ -452,9 +389,7 @@ class Unmeasured:
     reason: str = ""
     crashed: bool = about("Whether a rank or the launch crashed during the case.", default=False)
     causes: list[FailureCause] = about_list("Failures of ranks, the rank at fault first.")
-    failure: dict[str, Any] | None = about(
-        "Failure of a program: its kind, the number of the run, and further facts."
-    )
+    failure: dict[str, Any] | None = about("Failure of a program: kind, number of the run, facts.")
 
 
 @dataclass(frozen=True)
@@ -490,18 +425,14 @@ class LaunchBlock:
     rounds: Count | None = about("Number of timed rounds of each case.")
     warmup_rounds: Whole | None = about("Number of untimed rounds before the timed rounds.")
     order_seed: Whole | None = about("Seed of the random order in which the launch runs its cases.")
-    part: list[Count] | None = about(
-        "[K, N] if the launch measures the K-th of N parts of its cases; else null."
-    )
+    part: list[Count] | None = about("[K, N] if only the K-th of N parts is measured, or null.")
     world_size: Count | None = about("Number of ranks.")
     num_nodes: Count | None = about("Number of hosts.")
     started: str | None = about("Time at which the session began, UTC, ISO 8601.")
     provenance: Provenance | None = None
     expected: list[str] | None = about("All cases that the launch is to measure.")
     skipped: list[Unmeasured] | None = about("Cases that the launch skipped, and why.")
-    left_behind: list[LeftBehind] | None = about(
-        "Changes that cases made in their processes and did not undo."
-    )
+    left_behind: list[LeftBehind] | None = about("Changes that cases made and did not undo.")
     sessions: list[Session] | None = about("Start and hosts of each session of the launch.")
     in_flight: str | None = about("The case that began but did not end; null if there is none.")
     failed: list[Unmeasured] | None = about("Cases that failed, and the reasons.")
