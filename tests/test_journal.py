@@ -366,7 +366,7 @@ def test_what_is_fixed_is_appended_to_the_last_byte(tmp_path, monkeypatch):
     kept.append(ended("fail", "a", ""))
     room = LIMIT - 1 - (kept.path.stat().st_size - before)
     kept.append(journal.copy_as_json(ended("fail", "a", "x" * room)))
-    with pytest.raises(ValueError, match="a line of the journal has"):
+    with pytest.raises(ValueError, match="a line of the journal would have"):
         journal.copy_as_json(ended("fail", "a", "x" * (room + 1)))
     kept.close()
     assert len(journal.read(kept.path)) == 3
