@@ -20,7 +20,8 @@ from lockstep.core.formats import one_line
 GROUPS = {
     "Measure on this machine": {
         "demo": ("report.report_cli", "Show the page of a recorded campaign."),
-        "run": ("campaign.run_cli", "Measure a campaign; other commands: run train, verify, data."),
+        "run": ("campaign.run_cli", "Measure a campaign; see also run train, run verify and run "
+                                    "data."),
         "diagnose": ("campaign.run_cli",
             "Answer one question about scaling, in about five minutes."),
     },
@@ -53,7 +54,7 @@ GROUPS = {
         "predict": ("report.predict.predict_cli", "Predict results at a world size, or recommend a "
             "size."),
         "import": ("report.report_cli:import_table",
-            "Import a published or hand-made table as points."),
+            "Import a published or hand-made table as measured points."),
         "explain": ("report.profiles.explain_cli", "Show where the time of a profiled step goes."),
         "export": ("report.tracker.export_cli",
             "Export results to MLflow, TensorBoard or another program."),
@@ -63,8 +64,14 @@ GROUPS = {
 }  # fmt: skip
 # Commands of two words, whose first word is a command as well.
 SECOND_WORDS = {
-    "run train": ("trainer.training_cli", "Train a workload with DDP and keep its curves."),
-    "run verify": ("trainer.training_cli", "Check that DDP trains the same at two world sizes."),
+    "run train": (
+        "trainer.training_cli",
+        "Train a workload with DDP and record its loss and accuracy curves.",
+    ),
+    "run verify": (
+        "trainer.training_cli",
+        "Check that DDP gives the same training result at two world sizes.",
+    ),
     "run data": ("trainer.training_cli", "List, fetch or make data sets to train on."),
 }
 ANY_JOB = {
@@ -73,9 +80,11 @@ ANY_JOB = {
         "Show each node's state and jobs, or why it is drained."),
     "why": ("slurm.any_job.any_job_cli",
         "Show why a job waits, when it may start, or how it ended."),
-    "eff": ("slurm.any_job.any_job_cli", "Show how well a job used CPUs, memory and time."),
+    "eff": ("slurm.any_job.any_job_cli", "Show how well a job used its CPUs, memory and time "
+                                         "limit."),
     "top": ("slurm.any_job.any_job_cli", "Show the current load of a running job's nodes."),
-    "shell": ("slurm.any_job.any_job_cli", "Open a shell in an allocation like that of a point."),
+    "shell": ("slurm.any_job.any_job_cli", "Open a shell in an allocation like the one that "
+                                           "measured a point."),
     "serve": ("slurm.status.serve_cli",
         "Serve a campaign's status page, and receive events of its jobs."),
 }  # fmt: skip
@@ -83,9 +92,10 @@ COMMANDS = {name: facts for group in GROUPS.values() for name, facts in group.it
 
 # Mistaken command -> what to use instead.
 MEANT = {
-    "measure": "call lockstep.measure(step, samples=N, ddp=ddp) in a test with the fixture "
-    "lockstep; lockstep run --tests FOLDER runs such tests",
-    "read": "call lockstep.read(FOLDER) in Python; lockstep report FOLDER --csv prints the same",
+    "measure": "in a test with the fixture lockstep, call lockstep.measure(step, samples=N, "
+    "ddp=ddp), then run lockstep run --tests FOLDER",
+    "read": "in Python, call lockstep.read(FOLDER); lockstep report FOLDER --csv prints the same "
+    "table",
     **{name: f"use lockstep slurm {name}" for name in ANY_JOB},
     **{two.partition(" ")[2]: f"use lockstep {two}" for two in SECOND_WORDS},
 }
@@ -145,7 +155,7 @@ class LazyGroup(click.Group):
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 slurm = LazyGroup(
     name="slurm",
-    help="Show any Slurm job, also of other programs, or serve a status page.",
+    help="Show any Slurm job, even of other programs, or serve a status page.",
     groups={"Commands": ANY_JOB},
     context_settings=CONTEXT,
 )
@@ -153,7 +163,9 @@ slurm = LazyGroup(
 
 @click.command(cls=LazyGroup, groups=GROUPS, second_words=SECOND_WORDS, context_settings=CONTEXT)
 @click.version_option(package_name="lockstep-bench", prog_name="lockstep")
-@click.option("--verbose", is_flag=True, help="If Slurm fails, also print its own message.")
+@click.option(
+    "--verbose", is_flag=True, help="If a Slurm command fails, also print its error message."
+)
 def lockstep(*, verbose: bool) -> None:
     """Measure how PyTorch data-parallel training scales, and see why it stops.
 
@@ -192,6 +204,6 @@ def main() -> None:
         if isinstance(error, OSError) and error.filename is not None and error.strerror:
             text = f"{error.filename}: {error.strerror}"
         elif isinstance(error, MemoryError):
-            text = "there is not enough memory; give less data, or free some memory"
+            text = "there is not enough memory; use less data, or free some memory"
         click.echo(f"Error: {one_line(text)}", err=True)
         sys.exit(EXIT_INPUT if isinstance(error, ValueError) else EXIT_MACHINE)

@@ -63,7 +63,10 @@ TYPES = "Input type (torch.{}) and weight type (torch.{}) should be the same"
 def test_tensors_on_two_devices_have_their_cure(error, is_cured):
     cause = {"rank": 0, "host": "n1", "device": "cuda:0", "kind": "fault", "error": error}
     gist = failure_gist({"causes": [cause]})
-    cure = "; model and batch are on different devices; move both to one with .to(device)"
+    cure = (
+        "; the model and the batch are on different devices; move both to the same device with "
+        ".to(device)"
+    )
     assert gist == f"rank 0 on n1 (cuda:0): {error}{cure if is_cured else ''}"
 
 
@@ -86,9 +89,7 @@ def test_a_dry_run_prints_the_launches_and_touches_nothing(typed, tmp_path):
     summary, duration, trial, *commands = output.splitlines()
     assert re.search(r"about 2 min, if a case takes 1 s; .* --repeats 3: about \d min", duration)
     assert "only 6 steps" in trial
-    start = (
-        "smoke: 4 launches to make (2 at 1 rank, 2 at 2 ranks), each with 14 to 28 cases of strong,"
-    )
+    start = "smoke: 4 launches to measure (2 at 1 rank, 2 at 2 ranks), each with 14 to 28 cases of strong,"
     assert summary.startswith(start)
     assert len(commands) == 4
     assert all("--size=smoke" in shlex.split(command) for command in commands)

@@ -250,7 +250,7 @@ def test_the_small_data_set_is_read_as_cifar10_is_and_has_the_checksum_that_is_p
     batch = tmp_path / sample.FOLDER / "test_batch"
     altered = pickle.loads(batch.read_bytes()) | {"labels": [0] * 20}  # noqa: S301, our own
     batch.write_bytes(pickle.dumps(altered))
-    with pytest.raises(RuntimeError, match=r"has the SHA-256 checksum .*it was altered"):
+    with pytest.raises(RuntimeError, match=r"has the SHA-256 checksum .*its files were altered"):
         data.torchvision_arrays(sample.NAME, tmp_path)
 
 

@@ -38,7 +38,7 @@ def test_a_question_measures_what_tells_and_nothing_else(
 
 @pytest.mark.parametrize("name", ["strong", "straggler"])
 def test_what_needs_several_ranks_is_refused_on_one_gpu(name):
-    with pytest.raises(ValueError, match="needs 2 GPUs, but ranks see only 1"):
+    with pytest.raises(ValueError, match="needs 2 GPUs, but torch sees only 1"):
         campaign_of(name, num_gpus=1, cores=8, device=None, workload=None)
 
 
@@ -75,7 +75,7 @@ def make(monkeypatch, tmp_path):
 
 def test_no_launch_is_begun_that_would_end_too_late(make):
     assert make([Outcome("w1-r0", measured=1)] * 5, 350) == (
-        3, "The time is up; 2 launches did not start.", False,
+        3, "The time limit is reached; 2 launches did not start.", False,
     )  # fmt: skip
 
 

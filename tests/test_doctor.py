@@ -30,7 +30,7 @@ from lockstep.slurm.site import Site
 
 ROOT = Path(__file__).parents[1]
 ABSENT = NotInstalledError("scontrol")
-SILENT = RuntimeError("scontrol gave no answer within 60 s; try again later")
+SILENT = RuntimeError("the command scontrol did not end within 60 s; try again later")
 PROBED = {
     "torch": "2.9.0", "pytest-benchmark": "5.3.1", "cuda": "13.0", "rocm": None, "nccl": "2.28.3",
     "gloo": True, "gpus": 4,

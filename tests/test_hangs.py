@@ -39,7 +39,7 @@ def test_a_case_that_has_taken_the_ranks_limits_away_is_ended_by_the_driver(impa
     assert ended.codes == [1]
     said = ended.ends("fail")["test_b_breaks"]
     assert re.search(
-        r"^crashed: \S+::test_b_breaks\S+ did not end within 30 s; rank 0 still ran$", said
+        r"^crashed: \S+::test_b_breaks\S+ did not end within 30 s, and rank 0 still ran$", said
     )
     assert ended.measured == ["test_a_before", "test_c_after"]
     assert ended.num_left == 0
@@ -52,7 +52,7 @@ def test_a_thread_that_outlives_a_launch_of_one_rank_costs_no_case_and_is_report
     assert (ended.codes, len(ended.measured), ended.num_left) == ([0], 3, 0)
     assert re.search(
         r"^w1-r0 is complete, but ended with an error: rank 0 on \S+ \(cpu\) did not end within "
-        r"9 s of its last case, because a thread or exit handler still runs; ",
+        r"9 s after its last case, because a thread or exit handler still runs; ",
         ended.said,
         re.MULTILINE,
     )
@@ -66,15 +66,15 @@ def test_a_thread_that_outlives_a_launch_of_one_rank_costs_no_case_and_is_report
         (
             "timer",
             "all",
-            r"rank 0 on \S+ \(cpu\) did not end \S+::test_b_breaks\S+ within its budget of 5 s; "
-            "raise --case-budget if the case needs longer; ",
+            r"rank 0 on \S+ \(cpu\) did not end \S+::test_b_breaks\S+ within the case "
+            "budget of 5 s; raise --case-budget if the case needs longer; ",
             [-signal.SIGALRM, -signal.SIGALRM],
             1,
         ),
         (
             "late",
             "1",
-            r"rank 1 on \S+ \(cpu\) did not reach the end of the launch; see its log$",
+            r"rank 1 on \S+ \(cpu\) did not reach the end of the launch; see the log of that rank$",
             [70, 1],
             3,
         ),

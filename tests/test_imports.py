@@ -402,7 +402,7 @@ def test_a_logged_rate_that_counts_ranks_twice_is_flagged():
     imported = read(JOBS)
     flagged = {w.split(":")[1].strip(): w for w in imported.warnings}
     assert set(flagged) == {"job 2648", "job 2649"}
-    assert "2 times the rate that the epoch times give" in flagged["job 2648"]
+    assert "2 times the rate that follows from the epoch times" in flagged["job 2648"]
     (rows,) = [table["rows"] for table in imported.tables.values()]
     assert [len(row["flags"]) for row in rows] == [0, 1, 1]
 
@@ -432,7 +432,7 @@ def test_a_single_epoch_is_kept_apart_and_flagged(tmp_path):
     path = csv_file(tmp_path / "e.csv", head + "7,1,1,10,10,5000\n")
     imported = read([path, JOBS[0]])
     assert len(imported.tables) == 2
-    assert any("only epoch is the warm-up" in warning for warning in imported.warnings)
+    assert any("only epoch of this run is" in warning for warning in imported.warnings)
 
 
 def test_a_log_with_a_broken_time_names_the_job(tmp_path):

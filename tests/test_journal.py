@@ -342,7 +342,7 @@ def test_a_fresh_launch_hides_earlier_ones_and_a_resumed_one_goes_on(tmp_path):
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("y" * LIMIT, "a line of the journal has 0 MiB and must stay below "),
+        ("y" * LIMIT, "a line of the journal would have 0 MiB, but must stay below "),
         (2**70, "the number 1180591620717411303424 is out of range"),
         (float("nan"), "not JSON compliant"),
         (-float("inf"), "not JSON compliant"),
@@ -366,7 +366,7 @@ def test_what_is_fixed_is_appended_to_the_last_byte(tmp_path, monkeypatch):
     kept.append(ended("fail", "a", ""))
     room = LIMIT - 1 - (kept.path.stat().st_size - before)
     kept.append(journal.copy_as_json(ended("fail", "a", "x" * room)))
-    with pytest.raises(ValueError, match="a line of the journal has"):
+    with pytest.raises(ValueError, match="a line of the journal would have"):
         journal.copy_as_json(ended("fail", "a", "x" * (room + 1)))
     kept.close()
     assert len(journal.read(kept.path)) == 3
@@ -400,7 +400,7 @@ def test_a_file_that_is_no_journal_is_refused_and_stays_as_it_is(tmp_path, conte
     path.write_bytes(content)
     with pytest.raises(
         ValueError,
-        match=r"mine: the file is not a journal, because it begins with|mine:2: not a jou",
+        match=r"mine is not a journal of Lockstep, because it begins with|mine:2 is not a",
     ):
         Journal(path)
     assert path.read_bytes() == content
@@ -420,7 +420,7 @@ def test_a_journal_whose_first_line_is_torn_is_begun_again(tmp_path, first):
 def test_a_corrupt_line_in_the_middle_is_named(tmp_path, line):
     path = write(tmp_path / "journal.jsonl", launch("a"))
     path.write_bytes(path.read_bytes() + line + b"\n" + json.dumps(case("a")).encode() + b"\n")
-    with pytest.raises(ValueError, match=r"journal\.jsonl:2: not a journal line: "):
+    with pytest.raises(ValueError, match=r"journal\.jsonl:2 is not a valid line of a journal: "):
         journal.read(path)
 
 
@@ -431,7 +431,7 @@ def test_a_corrupt_line_in_the_middle_is_named(tmp_path, line):
 @pytest.mark.parametrize("read", [journal.outcomes, journal.rebuild])
 def test_another_schema_is_refused(tmp_path, header, read):
     path = write(tmp_path / "journal.jsonl", header, case("a"))
-    with pytest.raises(ValueError, match=rf"jsonl: the lockstep schema is {header['schema']}, "):
+    with pytest.raises(ValueError, match=rf"jsonl has the Lockstep schema {header['schema']}, "):
         read(path)
 
 
@@ -442,7 +442,7 @@ def test_a_journal_without_a_launch_was_no_measurement(tmp_path):
         journal.rebuild(path)
     path.write_bytes(b'{"kind": "launch", "sch')
     assert journal.outcomes(path) == {}
-    with pytest.raises(ValueError, match="the journal holds no launch"):
+    with pytest.raises(ValueError, match="the journal is empty"):
         journal.rebuild(path)
 
 

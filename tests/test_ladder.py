@@ -145,7 +145,7 @@ def test_the_command_of_a_launch(tmp_path):
 
 def test_the_first_step_time_is_a_median_over_rounds_divided_by_steps(rungs):
     keep(rungs, W2, ("case", "test_a[x=1-y=2]"), ("case", "b"))
-    assert rungs.first_step(W2) == "a x=1, y=2: 250 ms a step"
+    assert rungs.first_step(W2) == "a x=1, y=2 takes 250 ms per step"
     keep(rungs, W1)
     with rungs.results.journal(W1.name).open("a") as lines:
         lines.write('{"kind": "case", "case": "a", "benchmark": {}}\n')

@@ -161,7 +161,7 @@ SHAPES = "differ in their numbers"
 @pytest.mark.parametrize(
     ("place", "bad", "sentence"),
     [
-        (("schema",), 99, r"entry strong\[64\]: the lockstep schema is 99"),
+        (("schema",), 99, r"entry strong\[64\] has the Lockstep schema 99"),
         (("rank_round_s",), None, r"strong\[64\]: rank_round_s is None"),
         (("rank_round_s",), [["x"]], r"strong\[64\]: rank_round_s\[0\]\[0\] is 'x'"),
         (("rank_round_s",), [[[1.0]]], r"strong\[64\]: rank_round_s"),

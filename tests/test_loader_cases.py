@@ -40,7 +40,7 @@ def stream(num_images, world_size, rank, seed: int = 0):
 def test_every_epoch_has_each_sample_once_over_all_ranks(num_images, world_size, seed):
     if num_images < world_size:
         with pytest.raises(
-            ValueError, match=rf"^{num_images} samples are fewer than {world_size} "
+            ValueError, match=rf"has {num_images} samples, fewer than the {world_size} ranks"
         ):
             stream(num_images, world_size, 0)
         return

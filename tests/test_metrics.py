@@ -11,7 +11,7 @@ def test_a_round_lasts_as_long_as_its_slowest_rank():
     ("matrix", "found"), [([[1.0, 2.0], [1.0]], r"\[1, 2\]"), ([[], []], r"\[0\]"), ([], r"\[\]")]
 )
 def test_ranks_with_unequal_rounds_are_refused(matrix, found):
-    with pytest.raises(ValueError, match=f"the same number of rounds, but they hold {found}"):
+    with pytest.raises(ValueError, match=f"the same number of rounds, but the ranks have {found}"):
         metrics.slowest_rank(matrix)
 
 

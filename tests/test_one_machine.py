@@ -62,8 +62,11 @@ def test_the_demo_on_one_gpu_measures_what_it_can_and_makes_the_page(machine, tm
     demo = ["make", "-f", ROOT / "Makefile", "demo", "-o", ".venv/bench", "BIN=bin"]
     ended = machine(of_gpus(), *demo, NUM_GPUS="1")
     assert ended.returncode == 0, ended.stderr
-    assert "World size 2 is left out: it needs a GPU per rank, but ranks see 1 on" in ended.stderr
-    assert "Verifying on the CPU: 2 ranks need a GPU each; there are 1." in ended.stderr
+    assert "World size 2 is left out, because it needs one GPU per rank" in ended.stderr
+    assert (
+        "Verifying on the CPU, because 2 ranks need one GPU each and torch sees only 1."
+        in ended.stderr
+    )
     folder = tmp_path / "results" / "laptop"
     assert [path.name for path in (folder / "launches").iterdir()] == ["w1-r0"]
     (left_out,) = json.loads((folder / "campaign.json").read_text())["left_out"]
@@ -90,7 +93,7 @@ def test_a_campaign_whose_sizes_all_need_more_gpus_is_refused_before_a_launch(ma
     ended = machine(of_gpus(), *again, NUM_GPUS="1")
     assert (ended.returncode, ended.stderr) == (
         3,
-        "Error: world size 2 needs a GPU per rank, but ranks see 1 on this machine; give "
+        "Error: world size 2 needs one GPU per rank, but torch sees 1 GPU on this machine; give "
         "smaller --world-sizes, or pass --device cpu\n",
     )
     assert not (tmp_path / "results").exists()
@@ -100,7 +103,7 @@ def test_without_torch_one_sentence_comes_before_anything_starts(machine, tmp_pa
     ended = machine(WITHOUT_TORCH)
     assert ended.returncode == 3
     assert re.fullmatch(
-        r"Error: this Python \(\S+\) has no torch, so no rank can measure; "
+        r"Error: this Python \(\S+\) lacks the packages that ranks need \(torch\); "
         r"run pip install '/path/to/checkout\[bench\]'\n",
         ended.stderr,
     )

@@ -104,11 +104,11 @@ def test_a_line_gets_its_values_and_keeps_the_shells_braces(line, filled):
     ("changes", "said"),
     [
         ({"line": "a {thread}"}, "thread"),
-        ({"line": "a", "factors": {"size": [1]}}, "does not use factor 'size'"),
+        ({"line": "a", "factors": {"size": [1]}}, "does not use the factor 'size'"),
         ({"metrics": [{"name": "m", "unit": "s", "regex": "no group"}]}, "has no group"),
-        ({"metrics": [{"name": "m", "unit": "K", "regex": "(.)", "primary": True}]}, "speed-ups"),
+        ({"metrics": [{"name": "m", "unit": "K", "regex": "(.)", "primary": True}]}, "no speed-up"),
         ({"metrics": [{"name": "m", "unit": "s"}]}, "needs either regex or json"),
-        ({"sanity": "("}, "not a regular expression"),
+        ({"sanity": "("}, "not a valid regular expression"),
         ({"line": " "}, r"command\.line"),
         ({"line": "a {threads}", "factors": {"threads": 4}}, r"factors\.threads"),
     ],
@@ -221,7 +221,7 @@ def test_a_curve_has_every_match_of_its_regex(tmp_path):
     for wrong in ("nan", "high"):
         with pytest.raises(programs.RunError, match="not a finite number"):
             curve(1, wrong)
-    with pytest.raises(ValueError, match="curve = true needs a regex"):
+    with pytest.raises(ValueError, match="curve = true, which needs regex"):
         Command.model_validate({"line": "true", "metrics": [metric | {"regex": None, "json": "a"}]})
 
 

@@ -78,9 +78,9 @@ def test_derived_numbers_are_those_computed_by_hand():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"samples_per_step": 96.0}, "is 96.0, which is not a whole number of 1 or more"),
-        ({"samples_per_step": -64}, "is -64, which is not a whole number of 1 or more"),
-        ({"sample_unit": None}, "sample_unit is None; give a text, such as 'images'"),
+        ({"samples_per_step": 96.0}, "is 96.0, but must be a whole number of 1 or more"),
+        ({"samples_per_step": -64}, "is -64, but must be a whole number of 1 or more"),
+        ({"sample_unit": None}, "sample_unit is None, but must be a text, such as 'images'"),
     ],
 )
 def test_counts_and_units_that_no_record_can_hold_are_named(wrong, said):
@@ -157,7 +157,7 @@ def test_a_reader_leaves_unknown_keys_aside_and_needs_no_key_with_a_default():
 
 @pytest.mark.parametrize("version", [None, 0, 2, "1"])
 def test_another_schema_version_is_refused(version):
-    with pytest.raises(ValueError, match=rf"^a\.json: the lockstep schema is {version!r}, but"):
+    with pytest.raises(ValueError, match=rf"^a\.json has the Lockstep schema {version!r}, but"):
         record.check_schema({"schema": version}, "a.json")
 
 

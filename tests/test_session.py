@@ -223,8 +223,8 @@ def test_a_stop_file_ends_a_launch_in_order_and_resume_measures_the_rest(
     done = kept(tmp_path, "case", full=True)
     assert 2 <= len(done) < len(collectives)
     assert (
-        f"stop exists: {len(done)} of 10 cases are finished, {10 - len(done)} left; remove the "
-        "file and run again with --resume --journal=out.journal.jsonl"
+        f"stop exists, so the launch ends with {len(done)} of 10 cases finished; remove the file "
+        "and run again with --resume --journal=out.journal.jsonl"
     ) in stopped.stdout
     assert f" {len(done)} passed" in stopped.stdout
     assert "Traceback" not in stopped.stdout
@@ -258,7 +258,7 @@ def test_every_rank_ends_as_rank_0_finds_the_stop_file(run_ranks, tmp_path):
         launcher="slurm",
     )
     assert [rank.returncode for rank in ended] == [75, 75, 75]
-    assert "stop exists: 0 of 10 cases are finished, 10 left; " in ended[0].stdout
+    assert "stop exists, so the launch ends with 0 of 10 cases finished; " in ended[0].stdout
     assert [rank.stdout + rank.stderr for rank in ended[1:]] == ["", ""]
 
 
@@ -366,7 +366,8 @@ def test_a_launch_goes_on_after_a_failure_and_ends_where_a_rank_is_lost(faulty):
     assert "the disk of rank 1 is full" in first[0].stdout
     assert "a wrong result on one rank" in first[0].stdout
     assert re.search(
-        r"^lockstep: rank 1 on \S+ \(.*\) did not end \S+::test_dies\S+ within its budget of 15 s;",
+        r"^lockstep: rank 1 on \S+ \(.*\) did not end \S+::test_dies\S+ within the "
+        "case budget of 15 s;",
         first[0].stderr,
         re.MULTILINE,
     )

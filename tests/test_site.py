@@ -43,15 +43,15 @@ OF_HEAD = [
     ("schema = 1", "schema = 2", "schema = 2: input should be 1"),
     ("64", '"64"', "cpus_per_node = '64': input should be a valid int"),
     ("64", "0", "cpus_per_node = 0"),
-    ("01:30:00", "90m", "time = '90m' is not allowed; write the "),
-    ("01:30:00", "00:00:00", "'00:00:00': the limit must be a minute or more"),
+    ("01:30:00", "90m", "time = '90m' is not allowed; time is the "),
+    ("01:30:00", "00:00:00", "'00:00:00': the time limit must be at least"),
     ("01:30:00", "9999-00:00:00", "time = '9999-00:00:00'"),
     ('"01:30:00"', "90", "time = 90"),
     ("node = 4", 'node = 0\ngpu_type = "a"', "but gpus_per_node is 0"),
 ]
 OF_KEYS = [
     ('partitoin = "gpu"', "unknown key 'partitoin'; did you mean 'partition'"),
-    ('mem = "lots"', "mem = 'lots' is not allowed; write the "),
+    ('mem = "lots"', "mem = 'lots' is not allowed; mem is the "),
     ('account = "a\\n#SBATCH --nodes=99"', "a line break or control"),
     ('account = "a b"', "account = 'a b': a value for sbatch may"),
     ('extra_directives = ["--nodes=9"]', "did you mean --nodelist?"),
@@ -65,7 +65,7 @@ OF_KEYS = [
     ('stage_in = ["/data"]', "key 'scratch' is missing"),
     ("stage_image = true", "key 'scratch' is missing"),
     ('shell_before = "echo a\\r\\necho b"', "a carriage return or NUL"),
-    ('interface = "$(ib)"', "interface = '$(ib)' is not allowed; write the "),
+    ('interface = "$(ib)"', "interface = '$(ib)' is not allowed; interface is the "),
     ("max_array_size = 1", "greater than or equal to 2"),
     ('template = "own.j2"', "the path is not absolute"),
     ('venv = "/v"\nsuite = "/s"', "container and venv exclude each other"),
@@ -99,7 +99,7 @@ BAD = [
     *((HEAD.replace(old, new) + IMAGE, reason) for old, new, reason in OF_HEAD),
     *((f"{HEAD}{keys}\n{IMAGE}", reason) for keys, reason in OF_KEYS),
     *((HEAD + tables, reason) for tables, reason in OF_TABLES),
-    ("schema = \n", "not a TOML file"),
+    ("schema = \n", "the file is not valid TOML"),
 ]
 
 

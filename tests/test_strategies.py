@@ -141,7 +141,7 @@ def test_want_of_memory_names_what_helps(error):
 
 @pytest.mark.parametrize(
     ("batch", "more_collectives", "said"),
-    [(33, 0, "cannot be halved"), (32, 1, "at another collective than the other")],
+    [(33, 0, "cannot be halved"), (32, 1, "at another point of the step than the other")],
 )
 def test_what_halving_cannot_mend_names_what_else_helps(batch, more_collectives, said, monkeypatch):
     order: list[str] = []

@@ -147,7 +147,7 @@ def test_a_global_batch_is_divided_a_local_one_multiplied_and_others_refused(tmp
         ({"global_batch": None}, "local batch"),
         ({"scheduler": "linear"}, "scheduler"),
         ({"optimizer": "lion"}, "optimizer"),
-        ({"warmup_epochs": 3}, "leaves none of 3 epochs"),
+        ({"warmup_epochs": 3}, "must be lower than epochs=3"),
         ({"lr_scale": "cubic"}, "lr_scale"),
         ({"epochs": 0}, "epochs"),
         ({"lr": float("nan")}, "lr"),
@@ -202,7 +202,9 @@ def test_a_device_without_room_names_the_accumulation_that_helps(tmp_path, monke
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(Trainer, "_train_epoch", full)
-    with pytest.raises(RuntimeError, match="no room for 60 samples at once; accumulate over 4"):
+    with pytest.raises(
+        RuntimeError, match="not enough memory for 60 samples at once; set accumulation to 4"
+    ):
         train(tmp_path, accumulation=2)
 
 

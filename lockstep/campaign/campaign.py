@@ -60,7 +60,7 @@ def _refuse(rules: Mapping[str, bool]) -> None:
 
 def _check_shell(text: str) -> str:
     is_broken = bool({*text} & {*"\r\0"})
-    _refuse({"a carriage return or NUL breaks a shell script; leave it out": is_broken})
+    _refuse({"a carriage return or NUL character breaks a shell script; remove it": is_broken})
     return text
 
 
@@ -68,8 +68,8 @@ def _check_limit(duration: str) -> str:
     # Slurm counts limits in minutes, and 0 means no limit (sbatch(1), --time).
     limit_s = parse_limit(duration)
     _refuse({
-        "the limit must be a minute or more, as Slurm requires; give 00:01:00": limit_s < 60,
-        "the limit is longer than a year; write [days-]HH:MM:SS": limit_s > 365 * 24 * 3600,
+        "the time limit must be at least a minute; write 00:01:00 or more": limit_s < 60,
+        "the time limit is over a year; write it as [days-]HH:MM:SS": limit_s > 365 * 24 * 3600,
     })  # fmt: skip
     return duration
 
@@ -86,7 +86,8 @@ class Stage(Table):
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$",
-        description="name of the stage: letters, digits, . _ -; its job is called CAMPAIGN-NAME",
+        description="name of the stage, of letters, digits, '.', '_' and '-'; its Slurm job is "
+        "called CAMPAIGN-NAME",
     )
     command: Annotated[str, Field(min_length=1), AfterValidator(_check_shell)] = Field(
         description="shell lines that each task runs, in the site's image or environment; "
@@ -96,26 +97,30 @@ class Stage(Table):
         "run the stage before or after the measuring jobs", default="before"
     )
     dependency: Literal["afterok", "afternotok", "afterany", "after", "singleton"] = key(
-        "when the later job begins: afterok: the earlier job has succeeded; afterany: it has "
-        "ended; after: it has begun; afternotok: it has failed; singleton: no job of the same "
-        "name is left",
+        "when the later job begins: once the earlier job has succeeded (afterok), ended "
+        "(afterany), begun (after) or failed (afternotok), or once no job of the same name is left "
+        "(singleton)",
         default="afterok",
     )
-    time: Duration | None = key("time limit, [days-]HH:MM:SS; by default that of the site file")
+    time: Duration | None = key(
+        "time limit of the stage, as [days-]HH:MM:SS; by default the limit in the site file"
+    )
     nodes: Count = key("number of nodes", default=1)
-    tasks_per_node: Count = key("tasks on each node; each task runs the command", default=1)
-    cpus_per_task: Count | None = key("CPUs of a task; by default an equal share of the node")
+    tasks_per_node: Count = key("tasks per node; each task runs the command", default=1)
+    cpus_per_task: Count | None = key(
+        "number of CPUs of each task; by default an equal share of the node"
+    )
     gpus: StrictBool = key("give each task a GPU", default=False)
     folder: str | None = key(
-        "folder to run in; by default the folder in which lockstep submit is called"
+        "folder in which the command runs; by default the folder in which lockstep submit is called"
     )
 
     @model_validator(mode="after")
     def _can_begin(self) -> Self:
         if self.when == "before" and self.dependency == "afternotok":
             raise ValueError(
-                f'stage {self.name}: with when = "before", afternotok would measure only if the '
-                'stage failed; choose "afterok" or "afterany"'
+                f'stage {self.name}: with when = "before" and dependency = "afternotok", nothing '
+                'is measured unless the stage fails; set dependency = "afterok" or "afterany"'
             )
         return self
 
@@ -124,77 +129,82 @@ class Ncu(Table):
     """Which kernels `lockstep submit --profile ncu` records."""
 
     kernels: Annotated[str, Field(min_length=1), AfterValidator(_check_shell)] | None = key(
-        "regular expression of kernels' names; all kernels by default"
+        "regular expression for the names of the kernels to record; by default all kernels are "
+        "recorded"
     )
     # The first launches load libraries. ncu repeats each launch that it records many times.
     launch_skip: Whole = key(
-        "number of launches of these kernels to skip before the first recorded launch", default=200
+        "number of kernel launches to skip before the first recorded kernel launch", default=200
     )
-    launch_count: Count = key("number of launches to record", default=20)
+    launch_count: Count = key("number of kernel launches to record", default=20)
 
 
 class Jobs(Table):
     """How the launches of a campaign are divided into jobs of a cluster."""
 
     allocation: Literal["ladder", "job", "array"] = key(
-        "ladder: one job for all world sizes of a repeat; job: one job per world size, "
-        "each after the smaller size; array: one array element per case",
+        "how launches become jobs: one job for all world sizes of a repeat (ladder), one job per "
+        "world size, smallest first (job), or one job array element per case (array)",
         default="ladder",
     )
     share_job: StrictBool = key(
-        "run all repeats in one job; repeats on the same nodes are not independent", default=False
+        "run all repeats in one job; they then do not count as independent",
+        default=False,
     )
     is_machine: StrictBool = key(
-        "with share_job: only the nodes of this job matter, so that repeats on them count as "
-        "independent",
+        "set this with share_job if the results describe only this job's nodes; its repeats then "
+        "count as independent",
         default=False,
     )
     max_running: Count | None = key(
         "largest number of array elements that run at once; by default all"
     )
     chain: Annotated[StrictInt, Field(ge=1, le=MAX_CHAIN)] = key(
-        "number of jobs in a chain; each continues the previous job after a time limit or "
-        "preemption",
+        "number of jobs in a chain; each job continues the previous job if that reached its time "
+        "limit or was preempted",
         default=1,
     )
     time: Duration | None = key(
-        "time limit of one job, [days-]HH:MM:SS; by default that of the site file"
+        "time limit of one job, as [days-]HH:MM:SS; by default the limit in the site file"
     )
     launch_time: Duration | None = key(
-        "time limit of one launch; a job requests the sum over its launches"
+        "time limit of one launch; each job requests the sum of its launches' limits"
     )
     preflight: StrictBool = key(
         "check the nodes in a job that runs before all other jobs", default=False
     )
     screen: StrictBool = key(
-        "let preflight fail, and cancel all jobs, if a node, device or link is slow", default=False
+        "if a node, device or link is slow, let the preflight job fail, which cancels all other "
+        "jobs",
+        default=False,
     )
     min_all_reduce_gb_per_s: Floor | None = key(
-        "smallest allowed bus bandwidth of an all-reduce of the largest message (64 MiB on GPUs, 4 "
-        "MiB on CPUs) over all ranks; below it the screening fails"
+        "lowest bus bandwidth (busbw) with which the screening passes, measured by an all-reduce "
+        "of the largest message (64 MiB on GPUs, 4 MiB on CPUs) over all ranks"
     )
     collect: StrictBool = key(
         "collect the results and write the report in a job after all other jobs", default=False
     )
     stage: tuple[Stage, ...] = key("jobs of your own, such as preprocess and evaluate", default=())
-    ncu: Ncu = key("which kernels --profile ncu records", default=Ncu())
+    ncu: Ncu = key("kernels that lockstep submit --profile ncu records", default=Ncu())
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         is_array = self.allocation == "array"
         has_floor = self.min_all_reduce_gb_per_s is not None
         _refuse({
-            "time and launch_time both set the time limit of a job; keep one of them":
+            "time and launch_time both set the time limit of a job; remove one of them":
                 None not in (self.time, self.launch_time),
-            f'max_running is for allocation = "array", not {self.allocation!r}':
+            f'max_running needs allocation = "array", but allocation is {self.allocation!r}; '
+            "remove max_running":
                 self.max_running is not None and not is_array,
-            'share_job is for allocation = "ladder" or "job", not "array"':
+            'share_job does not work with allocation = "array"; set allocation = "ladder" or "job"':
                 self.share_job and is_array,
-            "screen is part of the preflight; set preflight = true":
+            "screen = true needs preflight = true; set both":
                 self.screen and not self.preflight,
-            "min_all_reduce_gb_per_s is part of the screening; set screen = true":
+            "min_all_reduce_gb_per_s needs screen = true; set both":
                 has_floor and not self.screen,
-            'chain is for allocation = "ladder" or "job", not "array"':
+            'chain does not work with allocation = "array"; set allocation = "ladder" or "job"':
                 self.chain > 1 and is_array,
         })  # fmt: skip
         ours = ("preflight", "collect", "nsys", "ncu")
@@ -218,59 +228,66 @@ class Campaign(Table):
     schema_version: inputs.SchemaVersion
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
-        description="name of the campaign and its results folder: letters, digits and . _ -",
+        description="name of the campaign and its results folder, of letters, digits, '.', '_' and "
+        "'-'",
     )
     studies: tuple[StudyName, ...] = key(
         'studies to measure; "command" measures a program of your own', default=()
     )
     tests: tuple[str, ...] = key(
-        "files or folders of your own tests with the fixture lockstep, instead of studies",
+        "files or folders of your own tests that use the fixture lockstep; set either this or "
+        "studies",
         default=(),
     )
     world_sizes: tuple[Count, ...] = Field(
-        min_length=1, description="world sizes to measure: numbers of ranks"
+        min_length=1, description="world sizes (numbers of ranks) to measure"
     )
-    repeats: Count = key("number of launches of each world size", default=3)
-    seed: Seed = key("seed of data, parameters and the order of launches", default=0)
-    order_seed: Seed | None = key("seed of the order of cases; random for each launch by default")
+    repeats: Count = key("number of times that each world size is launched", default=3)
+    seed: Seed = key("random seed of the data, the parameters and the order of launches", default=0)
+    order_seed: Seed | None = key(
+        "random seed of the order of cases; by default each launch draws its own"
+    )
     size: Literal["smoke", "laptop", "node", "cluster"] = Field(
-        description="how much to measure: smoke, laptop, node, cluster"
+        description="how much to measure: smoke (the least), laptop, node or cluster (the most)"
     )
     device: Literal["cpu", "cuda"] | None = key(
-        "device of the ranks; by default cuda if there is a GPU"
+        "device on which the ranks run; by default cuda if there is a GPU, else cpu"
     )
     threads_per_rank: Count | None = key(
-        "threads of a rank; by default the cores divided by the largest world size"
+        "number of threads of each rank; by default the cores divided by the largest world size"
     )
-    workload: str | None = key("model of every training study, such as mlp:width=512")
+    workload: str | None = key("model to train in all studies, such as mlp:width=512")
     precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = key(
-        "precision of every study except the study precision; by default fp32"
+        "precision of all studies except the study named precision; by default fp32"
     )
-    global_batch: Count | None = key("samples of all ranks per update in the strong study")
-    local_batch: Count | None = key("samples per rank and update in every study except strong")
-    rounds: Count | None = key(
-        "number of timed rounds of a case; by default the number of the chosen size"
+    global_batch: Count | None = key(
+        "global batch of the study strong: samples per optimizer update over all ranks"
     )
+    local_batch: Count | None = key(
+        "local batch of all studies except strong: samples per optimizer update on each rank"
+    )
+    rounds: Count | None = key("number of timed rounds of each case; the default depends on size")
     warmup_rounds: Whole | None = key("number of untimed rounds before the timed rounds")
     steps_per_round: Count | None = key("number of steps in a round")
     case_budget: Annotated[StrictFloat, Field(gt=0, le=MAX_COUNT)] | None = key(
-        "seconds that a case may take, 900 by default"
+        "time limit of each case in seconds; by default 900"
     )
     on_oom: Literal["halve"] | None = key(
-        "if a rank runs out of memory, measure the step with half the batch, in the "
-        f"studies {listed(STEPS)}"
+        f"if a rank runs out of memory in the studies {listed(STEPS)}, measure the step with half "
+        "the batch"
     )
     until_efficiency: Annotated[StrictFloat, Field(gt=0, le=1)] | None = key(
-        "measure world sizes in rising order, and stop after a size whose efficiency is lower than "
-        "this value"
+        "measure world sizes in rising order, and stop after the first whose parallel efficiency "
+        "is below this value"
     )
-    command: Command | None = key('table of the program that studies = ["command"] measures')
+    command: Command | None = key('the program that studies = ["command"] measures')
     factors: dict[str, tuple[Value, ...]] = key(
-        "values of factors instead of those of the study: bucket_cap_mb = [1, 5, 10]", default={}
+        "values of factors that replace those of the study, such as bucket_cap_mb = [1, 5, 10]",
+        default={},
     )
-    jobs: Jobs = key("how launches are divided into jobs of a cluster", default=Jobs())
+    jobs: Jobs = key("how the campaign's launches are divided into Slurm jobs", default=Jobs())
     doi: str | None = key(
-        "DOI reserved for the results, such as 10.5281/zenodo.1234567; you may add it later",
+        "DOI reserved for the results, such as 10.5281/zenodo.1234567; it may be added later",
         pattern=inputs.DOI,
     )
 
@@ -289,16 +306,19 @@ class Campaign(Table):
     def _asks_something(self) -> Self:
         is_array = self.jobs.allocation == "array"
         _refuse({
-            'give either studies, such as studies = ["strong"], or tests = ["benchmarks"]':
+            'a campaign needs either studies, such as studies = ["strong"], or tests, such as '
+            'tests = ["benchmarks"]; set one of these two keys':
                 bool(self.studies) == bool(self.tests),
-            'until_efficiency ends a ladder; choose allocation = "ladder" or "job", not "array"':
+            'until_efficiency does not work with allocation = "array"; set allocation = "ladder" '
+            'or "job"':
                 self.until_efficiency is not None and is_array,
-            'allocation = "array" needs studies, whose cases are known before they run; for tests '
-            'choose "ladder" or "job"': bool(self.tests) and is_array,
-            f"on_oom halves the batch of {listed(STEPS)}; leave it out for other studies, a "
-            "program and your own tests":
+            'allocation = "array" works with studies, but not with tests; set allocation = '
+            '"ladder" or "job"': bool(self.tests) and is_array,
+            f"on_oom works only in the studies {listed(STEPS)}; remove it from a campaign of other "
+            "studies, a program or your own tests":
                 self.on_oom is not None and not {*STEPS} & {*self.studies},
-            'studies = ["command"] and the table [command] need each other; give both or neither':
+            'a campaign that measures a program needs both studies = ["command"] and the table '
+            "[command]; add the missing one, or remove both":
                 ("command" in self.studies) != (self.command is not None),
         })  # fmt: skip
         return self
@@ -307,9 +327,11 @@ class Campaign(Table):
     def _has_its_factors(self) -> Self:
         if self.command is not None:
             _refuse({
-                'a program needs a campaign of its own; set studies = ["command"]':
+                "a campaign that measures a program cannot have other studies; set studies = "
+                '["command"]':
                     len(self.studies) > 1,
-                "preflight needs torch; set preflight = false for a program": self.jobs.preflight,
+                "preflight needs torch and does not work for a program; set preflight = "
+                "false": self.jobs.preflight,
             })  # fmt: skip
             self.command.check(self.factors, max(self.world_sizes))
             return self
@@ -317,7 +339,10 @@ class Campaign(Table):
             if not any(
                 factors.has_factors(study, [name], self.measured_size()) for study in self.studies
             ):
-                raise ValueError(f"none of the studies {list(self.studies)} has a factor {name!r}")
+                raise ValueError(
+                    f"none of the studies {listed(self.studies)} has a factor "
+                    f"{name!r}; remove the factor, or choose another study"
+                )
         return self
 
     @field_validator("factors")
@@ -341,8 +366,8 @@ class Campaign(Table):
         if number > MAX_LAUNCHES:
             product_of = " x ".join(f"{count:,} {name}" for name, count in counts.items())
             raise ValueError(
-                f"{product_of} make {number:,} launches, over the limit of {MAX_LAUNCHES:,}; "
-                "lower repeats, or divide the campaign into several"
+                f"{product_of} make {number:,} launches, but the limit is {MAX_LAUNCHES:,}; lower "
+                "repeats, or divide the campaign into several"
             )
         return self
 
@@ -449,7 +474,8 @@ def load(source: str, **changes: Any) -> Campaign:
         file, colons, case = test.partition("::")
         if not Path(file).exists():
             raise ValueError(
-                f"{path}: tests: {file} does not exist; give a path relative to the current folder"
+                f"{path}: the test {file} does not exist; in tests, give a path relative to the "
+                "current folder"
             )
         tests.append(f"{Path(file).absolute()}{colons}{case}")
     command = campaign.command and campaign.command.resolve_folder(path)
@@ -556,9 +582,9 @@ class Question:
 
 
 QUESTIONS = {
-    "strong": Question("more GPUs do not help", "strong", from_one=True),
-    "straggler": Question("one rank, GPU or node may hold the others up", "weak", cpu_rounds=40),
-    "loader": Question("the step may wait for its data", "loader", ranks=1),
+    "strong": Question("training is hardly faster on more GPUs", "strong", from_one=True),
+    "straggler": Question("one rank, GPU or node may slow the others down", "weak", cpu_rounds=40),
+    "loader": Question("training steps may wait for their data", "loader", ranks=1),
 }
 
 
@@ -569,8 +595,8 @@ def campaign_of(
     question = QUESTIONS[name]
     if 0 < num_gpus < question.ranks:
         raise ValueError(
-            f"the question {name} needs {question.ranks} GPUs, but ranks see only {num_gpus} here; "
-            "run it on a machine with more GPUs, or pass --device cpu"
+            f"the question {name} needs {question.ranks} GPUs, but torch sees only {num_gpus} on "
+            "this machine; use a machine with more GPUs, or pass --device cpu"
         )
     most = int(1 << (num_gpus or max(question.ranks, min(cores, MOST_CPU_RANKS))).bit_length() - 1)
     return Campaign.model_validate({
@@ -591,7 +617,10 @@ def load_factors(source: str, values: Mapping[str, Sequence[Value]], **changes: 
     if not values:
         return load(source, **changes)
     if changes.get("tests"):
-        raise ValueError("--set changes studies; for tests of your own use pytest's parametrize")
+        raise ValueError(
+            "--set changes factors of studies, not of your own tests; use "
+            "pytest.mark.parametrize in your tests"
+        )
     plain = load(source, **changes)
     if plain.command is None:
         factors.check(values)

@@ -40,7 +40,7 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise ValueError(f"not a regular expression: {error}") from None
+        raise ValueError(f"the text is not a valid regular expression: {error}") from None
     return text
 
 
@@ -52,18 +52,24 @@ class Metric(Table):
     """A number that a program prints or writes into a file."""
 
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$", description="name of the metric")
-    unit: str = Field(min_length=1, description="unit of the metric: s, ms, rows/s, GFLOP/s, ...")
+    unit: str = Field(
+        min_length=1, description="unit of the metric, such as s, ms, rows/s or GFLOP/s"
+    )
     regex: Pattern | None = key(
-        "regular expression whose first group is the number; the last match counts"
+        "regular expression with a group (...) around the number; the last match in the output "
+        "counts"
     )
     json_path: str | None = key(
-        "keys, joined by dots, of the number in the last output line that is JSON",
+        "keys, joined by dots, that lead to the number in the last line of output that is JSON",
         alias="json",
         min_length=1,
     )
-    file: str | None = key("file to read the number from, instead of the output", min_length=1)
+    file: str | None = key(
+        "file from which the number is read, instead of from the output", min_length=1
+    )
     better: Literal["higher", "lower"] | None = key(
-        "whether higher or lower is better; by default lower for a time, else higher"
+        "whether higher or lower values are better; by default lower for a time, higher for any "
+        "other unit"
     )
     primary: StrictBool = key("compute speed-ups from this metric", default=False)
     curve: StrictBool = key(
@@ -79,19 +85,20 @@ class Metric(Table):
         if self.regex is not None and not re.compile(self.regex).groups:
             raise ValueError(f"the regex of {self.name!r} has no group (...) around its number")
         if self.curve and self.regex is None:
-            raise ValueError(f"metric {self.name!r}: curve = true needs a regex; give one")
+            raise ValueError(f"metric {self.name!r} has curve = true, which needs regex; set regex")
         if self.name == WALL:
             raise ValueError(
-                f"the name {WALL!r} is the wall time of every run; choose another name"
+                f"the metric name {WALL!r} is reserved for the wall time of a run; choose another "
+                "name"
             )
         is_time, is_rate = self.unit in TIMES_S, self.unit.endswith(PER_SECOND)
         if self.primary and not (
             (is_time and self.is_lower_better) or (is_rate and not self.is_lower_better)
         ):
             raise ValueError(
-                f"primary metric {self.name!r} has unit {self.unit}, but speed-ups need a time "
-                f"({', '.join(TIMES_S)}) where lower is better, or a rate such as rows/s where "
-                "higher is better"
+                f"the primary metric {self.name!r} has the unit {self.unit}, from which no "
+                f'speed-up follows; use a time ({", ".join(TIMES_S)}) with better = "lower", or '
+                'a rate such as rows/s with better = "higher"'
             )
         return self
 
@@ -105,44 +112,50 @@ class Command(Table):
 
     line: str = Field(
         pattern=r"\S",
-        description="command line for bash; {ranks}, {nodes}, {ranks_per_node}, {threads}, {seed}, "
-        "{repeat}, {out} (a folder for this run alone) and {FACTOR} get their values",
+        description="command line for bash, in which {ranks}, {nodes}, {ranks_per_node}, "
+        "{threads}, {seed}, {repeat}, {out} (a folder for this run alone) and {FACTOR} "
+        "are replaced by their values",
     )
     name: str | None = key(
-        "name of the program in reports; by default the script's name in the line",
+        "name of the program in reports; by default the name of the script in the command line",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
     )
     launcher: Launcher | None = key(
-        "program that starts the ranks; by default srun under Slurm, else mpirun if it is "
-        "installed and the ladder has two ranks or more, else alone: one process that starts "
-        "{ranks} ranks itself"
+        "program that starts the ranks: srun, mpirun, or alone if the command line starts {ranks} "
+        "ranks itself; by default srun under Slurm, else mpirun if it is installed and two ranks "
+        "or more are measured, else alone"
     )
     launcher_options: tuple[str, ...] = key(
         "further options of the launcher, such as --mpi=pmix", default=()
     )
     scaling: Literal["strong", "weak"] = key(
-        "weak if the work grows with the ranks, else strong", default="strong"
+        "weak if the work grows with the number of ranks, strong if it stays the same",
+        default="strong",
     )
     work: Annotated[StrictInt, Field(ge=1, le=10**15)] = key(
-        "units of work in a run; with weak scaling, units per rank", default=1
+        "number of units of work in a run; with weak scaling, the number per rank", default=1
     )
-    work_unit: str = key("name of a unit of work", default="runs", min_length=1)
+    work_unit: str = key("name of a unit of work, such as rows", default="runs", min_length=1)
     metrics: tuple[Metric, ...] = key(
-        "numbers to read from a run besides its wall time", default=()
+        "numbers to read from each run, besides its wall time", default=()
     )
     sanity: Pattern | None = key("regular expression that the output of every run must match")
-    timeout: Timeout = key("seconds that one run may take", default=900.0)
-    over: tuple[str, ...] = key("factors over which speed-ups are shown", default=("threads",))
-    workdir: str | None = key("folder to run in; by default the campaign file's folder")
+    timeout: Timeout = key("time limit of one run in seconds", default=900.0)
+    over: tuple[str, ...] = key(
+        "factors for whose values speed-ups are shown", default=("threads",)
+    )
+    workdir: str | None = key(
+        "folder in which the command runs; by default the folder of the campaign file"
+    )
 
     @field_validator("metrics")
     @classmethod
     def _check_metrics(cls, metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
         for name, count in Counter(metric.name for metric in metrics).items():
             if count > 1:
-                raise ValueError(f"two metrics are called {name!r}")
+                raise ValueError(f"two metrics are called {name!r}; rename one of them")
         if sum(metric.primary for metric in metrics) > 1:
-            raise ValueError("two metrics are primary; keep one")
+            raise ValueError("two metrics have primary = true; keep it for one of them")
         return metrics
 
     @property
@@ -166,29 +179,36 @@ class Command(Table):
         named = find_marks(self.line)
         if "ranks" in named and self.launcher is None and most_ranks > 1:
             raise ValueError(
-                'a line with {ranks} needs the key launcher: "alone" if the line starts the ranks '
-                'itself, else "srun" or "mpirun"'
+                'the command line contains {ranks}, so launcher is needed; set launcher = "alone" '
+                'if the line starts the ranks itself, else "srun" or "mpirun"'
             )
         files = [find_marks(metric.file) for metric in self.metrics if metric.file]
         for name, values in factors.items():
             if name in GIVEN and name != "threads":
-                raise ValueError(f"factor {name!r} is a built-in name; choose another name")
+                raise ValueError(
+                    f"the name {name!r} is built in and cannot name a factor; choose another name"
+                )
             if not re.fullmatch(r"[A-Za-z_]\w*", name) or not values:
                 raise ValueError(
-                    f"factor {name!r} needs a name of letters, digits and _, and at least one value"
+                    f"factor {name!r} needs a name of letters, digits and '_', and at least one "
+                    "value"
                 )
             if name == "threads" and not all(type(value) is int and value > 0 for value in values):
-                raise ValueError(f"threads = {list(values)}: give whole numbers of 1 or more")
+                raise ValueError(
+                    f"the factor threads has the values {list(values)}; give whole "
+                    "numbers of 1 or more"
+                )
             if name != "threads" and name not in named:
                 raise ValueError(
-                    f"the command's line does not use factor {name!r}; write {{{name}}} into it"
+                    f"the command line does not use the factor {name!r}; write {{{name}}} into the "
+                    "line"
                 )
         if unknown := named.union(*files) - {*factors, *GIVEN}:
             known = ", ".join(dict.fromkeys([*factors, *GIVEN]))
             word = min(unknown)
             raise ValueError(
-                f"{{{word}}} in the command has no value; choose from {known}, or "
-                f"write {{{{{word}}}}} for the text {{{word}}}"
+                f"the command line contains {{{word}}}, which has no value; choose from {known}, "
+                f"or write {{{{{word}}}}} to get the text {{{word}}}"
             )
 
     def resolve_folder(self, campaign_file: Path) -> "Command":

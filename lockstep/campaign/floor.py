@@ -22,8 +22,8 @@ class Missed:
 
     def __str__(self) -> str:
         return (
-            f"world size {self.world_size} reaches {100 * self.efficiency:.0f} % efficiency, below "
-            f"the {100 * self.floor:.0f} % of until_efficiency"
+            f"world size {self.world_size} reaches {100 * self.efficiency:.0f} % parallel "
+            f"efficiency, but until_efficiency is {100 * self.floor:.0f} %"
         )
 
 
@@ -82,8 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         smaller = find_missed(options.launches, options.world_size, options.floor)
     except ModuleNotFoundError as error:  # for the job's log; the ladder continues
         sys.exit(
-            f"until_efficiency cannot be judged without {error.name}; install it where the "
-            "ranks run"
+            f"until_efficiency needs the package {error.name}; install the package where the ranks "
+            "run"
         )
     if smaller:
         sys.stdout.write(f"{smaller}\n")

@@ -46,8 +46,8 @@ class Folder:
     def launch(self, name: str) -> Path:
         if name in ("", ".", "..") or {"/", "\\"} & {*name} or not name.isprintable():
             raise ValueError(
-                f"{self.path}: {name[:80]!r} is not the name of a launch; remove slashes and "
-                "control characters"
+                f"{self.path}: {name[:80]!r} cannot name a launch; remove slashes and control "
+                "characters"
             )
         return self.path / "launches" / name
 
@@ -138,9 +138,9 @@ class Folder:
         for key, (then, now) in self.find_conflicts(campaign).items():
             before, here = ("unset" if value is None else value for value in (then, now))
             raise ValueError(
-                f"{self.path} holds results measured with {key} {before}, but {key} is now {here}; "
-                "restore the old value, give the campaign another name (lockstep run --name), or "
-                "move the old launches aside (lockstep run --replace)"
+                f"{self.path} holds results measured with {key} = {before}, but now {key} = "
+                f"{here}; restore the old value, give the campaign another name (lockstep run "
+                "--name), or move the old launches aside (lockstep run --replace)"
             )
         for name in (launch.name for launch in launches):
             if journal.lacks(self.journal(name), self.result(name)):
@@ -167,11 +167,13 @@ class Folder:
         try:
             stored = files.parse(content)
         except ValueError as error:
-            raise ValueError(f"{path}: not a campaign: {error}") from error
+            raise ValueError(f"{path} does not hold a campaign: {error}") from error
         if not isinstance(stored, dict):
-            raise ValueError(f"{path}: not a campaign: {str(stored)[:80]!r} is not a JSON object")
+            raise ValueError(
+                f"{path} does not hold a campaign: {str(stored)[:80]!r} is not a JSON object"
+            )
         check_schema(stored, str(path))
-        check_value(CampaignFile, stored, f"{path}: not a campaign")
+        check_value(CampaignFile, stored, f"{path} does not hold a campaign")
         return stored
 
     def below_floor(self) -> list[LeftOut]:

@@ -179,9 +179,9 @@ class Ladder:
         if not others or not here or None in here:
             return ""
         return (
-            f"Warning: {self.folder} holds launches of commit {listed(sorted(others))}, but the "
-            f"tests are at {listed(sorted(map(str, here)))}; give --name to measure this commit "
-            "into another folder, then compare the two folders"
+            f"Warning: {self.folder} holds launches of commit {listed(sorted(others))}, but your "
+            f"tests are now at commit {listed(sorted(map(str, here)))}; pass --name to measure "
+            "this commit into another folder, then compare the two folders"
         )
 
     def changed_tests(self) -> dict[str, set[str]]:
@@ -212,8 +212,8 @@ class Ladder:
         names = self.results.names()
         if unknown := sorted(set(named) - set(names)):
             raise ValueError(
-                f"--replace-launch: {self.folder} holds no launch {listed(unknown)}; choose from "
-                f"{listed(names, 8) or 'none'}"
+                f"--replace-launch: {self.folder} holds no launch {listed(unknown)}; its launches "
+                f"are {listed(names, 8) or 'none'}"
             )
         changed = self.changed_tests()
         if replace:
@@ -222,9 +222,9 @@ class Ladder:
             return names if is_new else sorted(named)
         if launches := sorted(set[str]().union(*changed.values()) - set(named)):
             raise ValueError(
-                f"{listed(sorted(changed), 3)} changed after {listed(launches, 3)} of "
-                f"{self.folder} was measured; give --name to measure into another folder, or "
-                "--replace to move all launches aside, measure again and compare"
+                f"{listed(sorted(changed), 3)} changed after {self.folder} was measured (launch "
+                f"{listed(launches, 3)}); pass --name to measure into another folder, or --replace "
+                "to move all launches aside, measure again and compare"
             )
         return sorted(named)
 
@@ -255,7 +255,7 @@ class Ladder:
                 step_s = entry["stats"]["median"] / entry["extra_info"][KEY]["steps_per_round"]
                 test, _, factors = case.rpartition("::")[2].removeprefix("test_").partition("[")
                 name = f"{test} {factors.rstrip(']').replace('-', ', ')}".strip()
-                return f"{name}: {number(step_s * 1e3)} ms a step"
+                return f"{name} takes {number(step_s * 1e3)} ms per step"
         return ""
 
 
@@ -274,7 +274,9 @@ def left_ranks(torchrun_pid: int) -> tuple[LeftRank, ...]:
 
 @contextmanager
 def only_driver(
-    folder: Path, on_wait: Callable[[], None] = lambda: None, otherwise: str = "--to another folder"
+    folder: Path,
+    on_wait: Callable[[], None] = lambda: None,
+    otherwise: str = "pass --to another folder",
 ) -> Iterator[int]:
     """Hold the campaign's lock, and yield its descriptor, so that launches also hold the lock.
 
@@ -291,8 +293,8 @@ def only_driver(
             on_wait()
             if not locks.take(lock, ORPHAN_S):
                 raise RuntimeError(
-                    f"a launch of a killed lockstep run still writes into {folder}; end its "
-                    f"torchrun, or {otherwise}"
+                    f"a launch of a killed lockstep run still writes into {folder}; end the "
+                    f"torchrun process of that launch, or {otherwise}"
                 )
         locks.sign(lock)
         # A forked process closes the lock's own file, so the descriptor is a copy.

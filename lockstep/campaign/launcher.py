@@ -30,13 +30,14 @@ def missing_packages() -> str:
     specs = {name: find_spec(name) for name in NEEDED}
     if absent := [name for name, spec in specs.items() if spec is None]:
         return (
-            f"this Python ({sys.executable}) has no {', '.join(absent)}, so no rank can measure; "
-            "run pip install '/path/to/checkout[bench]'"
+            f"this Python ({sys.executable}) lacks the packages that ranks need "
+            f"({', '.join(absent)}); run pip install '/path/to/checkout[bench]'"
         )
     for name, spec in specs.items():  # the user's own torch.py, for example, hides torch
         if spec is not None and spec.submodule_search_locations is None:
             return (
-                f"{spec.origin} hides the package {name}, so no rank can measure; rename that file"
+                f"the file {spec.origin} hides the package {name}, which ranks need; rename that "
+                "file"
             )
     return ""
 
@@ -49,13 +50,14 @@ def num_gpus() -> int:
         ended = processes.run([sys.executable, "-c", COUNT_GPUS], COUNT_TIMEOUT_S)
     except processes.CommandError:
         raise RuntimeError(
-            f"torch did not load within {COUNT_TIMEOUT_S:g} s; run {sys.executable} -c 'import "
+            f"torch was not imported within {COUNT_TIMEOUT_S:g} s; run {sys.executable} -c 'import "
             "torch' to see why"
         ) from None
     answer = (ended.output.split() or ended.errors.splitlines() or ["it printed nothing"])[-1]
     if ended.code or not answer.isdecimal():
         raise RuntimeError(
-            f"torch does not load: {answer}; install torch and torchvision of matching versions"
+            f"torch cannot be imported ({answer}); install torch and torchvision of matching "
+            "versions"
         )
     return int(answer)
 
@@ -102,8 +104,8 @@ FEW_STEPS = {
 def refuse_program(campaign: Campaign) -> None:
     if campaign.command:
         raise ValueError(
-            f"{campaign.name} runs a program, whose steps torch.profiler does not see; choose a "
-            "campaign of studies or tests"
+            f"the campaign {campaign.name} measures a program, whose steps torch.profiler cannot "
+            "see; choose a campaign of studies or tests"
         )
 
 
@@ -127,8 +129,8 @@ def trace(
         )
         if ended.returncode:
             say(
-                f"not all cases were traced: torchrun ended with exit code {ended.returncode}; see "
-                "its output above"
+                f"torchrun ended with exit code {ended.returncode} before all cases were traced; "
+                "see the output of torchrun above"
             )
             failed = 1
     return failed

@@ -127,16 +127,16 @@ class Hang:
 
     def __str__(self) -> str:
         late = {
-            "start": f"its ranks began no case within {self.limit_s:g} s",
+            "start": f"the ranks began no case within {self.limit_s:g} s",
             "case": f"{self.case} did not end within {self.limit_s:g} s",
-            "between": f"its ranks began no further case within {self.limit_s:g} s",
-            "end": f"its ranks did not end within {self.limit_s:g} s of their last case",
+            "between": f"the ranks began no further case within {self.limit_s:g} s",
+            "end": f"the ranks did not end within {self.limit_s:g} s after their last case",
         }[self.kind]
         who = ", ".join(
             f"rank {left.rank}{' (its process is stopped)' if left.is_stopped else ''}"
             for left in self.ranks
         )
-        return f"{late}; {who or 'only torchrun'} still ran"
+        return f"{late}, and {who or 'only torchrun'} still ran"
 
 
 @dataclass(frozen=True)
@@ -225,9 +225,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print what follows a session under srun: lines with kind, words for people, and options."""
     parser = argparse.ArgumentParser(prog="lockstep.campaign.next", description=main.__doc__)
     parser.add_argument("folder", type=Path, help="folder of the launch")
-    parser.add_argument("--num-lines", type=int, required=True, help="journal lines at the start")
-    parser.add_argument("--num-log-bytes", type=int, required=True, help="log bytes at the start")
-    parser.add_argument("--began", type=int, required=True, help="time of the log at the start")
+    parser.add_argument(
+        "--num-lines", type=int, required=True, help="number of lines in the journal at the start"
+    )
+    parser.add_argument(
+        "--num-log-bytes", type=int, required=True, help="number of bytes in the log at the start"
+    )
+    parser.add_argument(
+        "--began", type=int, required=True, help="modification time of the log at the start"
+    )
     parser.add_argument("--exit-code", type=int, required=True, help="exit code of srun")
     parser.add_argument("--stop-file", type=Path, required=True)
     options = parser.parse_args(arguments)

@@ -55,13 +55,13 @@ Kind = Literal["exit-code", "timeout", "sanity", "missing-metric", "not-started"
 Lack = Literal["no-match", "no-json", "no-key", "no-number", "no-file", "old-file", "not-positive"]
 
 _LACKS: dict[Lack, str] = {
-    "no-match": "the regex matches nothing in its output",
-    "no-json": "it printed no line of JSON",
-    "no-key": "the JSON has no such key",
+    "no-match": "the regular expression matches nothing that the program wrote",
+    "no-json": "the program wrote no line of JSON",
+    "no-key": "the JSON that the program wrote lacks the key",
     "no-number": "the value is not a finite number",
     "no-file": "the file does not exist",
     "old-file": "the file is older than the run, so the run did not write it",
-    "not-positive": "the value is not above 0, so it has no speed-up",
+    "not-positive": "the value is 0 or less, so no speed-up can be computed",
 }
 
 
@@ -118,15 +118,18 @@ def launcher_of(command: Command, most_ranks: int, *, in_job: bool) -> Launcher:
         return "mpirun"
     chosen = command.launcher or "alone"
     if chosen == "mpirun" and not has_mpirun:
-        raise ValueError("mpirun is not on PATH; install an MPI, or set another launcher")
+        raise ValueError(
+            "mpirun is not on PATH; install an MPI, or set another launcher in the table [command]"
+        )
     if chosen == "srun" and not has_srun:
         raise ValueError(
-            'launcher = "srun" needs a Slurm job; use lockstep submit, or set another launcher'
+            'launcher = "srun" works only in a Slurm job; use lockstep submit, or set another '
+            "launcher"
         )
     if chosen == "alone" and most_ranks > 1 and "ranks" not in find_marks(command.line):
         raise ValueError(
-            f"no launcher here starts {most_ranks} ranks; install mpirun, or let the line start "
-            '{ranks} ranks itself and set launcher = "alone"'
+            f"this machine has no launcher for {most_ranks} ranks; install mpirun, or set launcher "
+            f'= "alone" if the command line starts {{ranks}} ranks itself'
         )
     return chosen
 
@@ -147,11 +150,11 @@ def start(
     try:  # a trial shows the host of each rank
         ended = processes.run([*words, "sh", "-c", RANK_SAYS], PROBE_S, environ=clean(os.environ))
     except processes.CommandError as error:
-        raise RuntimeError(f"{launcher} does not start {world_size} ranks: {error}") from None
+        raise RuntimeError(f"{launcher} cannot start {world_size} ranks: {error}") from None
     names = re.findall(rf"{MARK} (\S+)", ended.output)
     if ended.code or len(names) != world_size:
-        text = last_line(ended.errors) or f"{len(names)} ranks answered"
-        raise RuntimeError(f"{launcher} does not start {world_size} ranks: {text}")
+        text = last_line(ended.errors) or f"{len(names)} ranks started"
+        raise RuntimeError(f"{launcher} cannot start {world_size} ranks: {text}")
     return Start(launcher, words, tuple(sorted(names)))
 
 
@@ -174,7 +177,7 @@ def run(
             )  # fmt: skip
         except OSError as error:
             raise RunError(
-                "not-started", f"it cannot be started: {error}", error=str(error)
+                "not-started", f"the program cannot be started: {error}", error=str(error)
             ) from None
         late = threading.Event()
 
@@ -195,10 +198,13 @@ def run(
     wall_s = time.perf_counter() - clock_s
     text = end_of(output) + "\n" + end_of(errors_)
     if late.is_set():
-        sentence = f"it did not end within {timeout_s:g} s; raise timeout if it needs longer"
+        sentence = (
+            f"the program did not end within {timeout_s:g} s; raise timeout in [command] if "
+            "a run needs longer"
+        )
         raise RunError("timeout", sentence, text, limit_s=timeout_s)
     if code := process.returncode:
-        raise RunError("exit-code", f"it ended with exit code {code}", text, code=code)
+        raise RunError("exit-code", f"the program ended with exit code {code}", text, code=code)
     return Run(wall_s, began, text)
 
 
@@ -220,7 +226,7 @@ def values(command: Command, run: Run, marks: Mapping[str, Any]) -> dict[str, fl
     """
     try:
         if command.sanity is not None and not re.search(command.sanity, run.output, re.MULTILINE):
-            said = f"its output does not match the sanity pattern {command.sanity!r}"
+            said = f"the program's output does not match the sanity pattern {command.sanity!r}"
             raise RunError("sanity", said, pattern=command.sanity)
         return {metric.name: _value(metric, run, command, marks) for metric in command.metrics}
     except RunError as error:
@@ -529,8 +535,8 @@ class Driver:
         for case, entry in journal.measured(path).items() if is_resumed else ():
             if entry["extra_info"][KEY]["workload_sha256"] != self.source:
                 raise ValueError(
-                    f"{path} holds {case}, measured before the command or a program in it changed; "
-                    "undo the change, or measure into another folder"
+                    f"{path} holds {case}, which was measured before the command or its program "
+                    "changed; undo the change, or measure into another folder"
                 )
         drawn = secrets.randbits(32) if options.order_seed is None else options.order_seed
         seed = int(block.get("order_seed", drawn))
@@ -581,7 +587,7 @@ class Driver:
             case_record = record(self.command, case, self.start, runs, line, launch, drawn)
             kept = journal.copy_as_json({"benchmark": entry(case, case_record)})
         except ValueError as error:
-            return {"kind": "fail", "reason": f"the result is not valid: {error}"}
+            return {"kind": "fail", "reason": f"the result of the program is not valid: {error}"}
         units = {WALL: "s"} | {metric.name: metric.unit for metric in self.command.metrics}
         shown = [
             f"{name} {' '.join(f'{run[name]:.6g}' for run in runs)} {unit}"
@@ -614,20 +620,34 @@ class Driver:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lockstep.campaign.program", allow_abbrev=False)
     parser.add_argument(
-        "--table", type=json.loads, required=True, help="command and factors, as JSON"
+        "--table",
+        type=json.loads,
+        required=True,
+        help="tables of the command and the factors, as JSON",
     )
     parser.add_argument("--world-size", type=int, required=True, help="number of ranks")
-    parser.add_argument("--journal", type=Path, required=True, help="file of finished cases")
-    parser.add_argument("--under", action="append", default=[], help="a word of srun's command")
-    parser.add_argument("--inside", action="append", default=[], help="a word before the program")
-    parser.add_argument("--label", action="append", default=[], help="a fact to record, NAME=VALUE")
+    parser.add_argument(
+        "--journal", type=Path, required=True, help="file that keeps finished cases"
+    )
+    parser.add_argument("--under", action="append", default=[], help="one word of the srun command")
+    parser.add_argument(
+        "--inside", action="append", default=[], help="one word to put before the program"
+    )
+    parser.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        help="fact to record with the results, as NAME=VALUE",
+    )
     parser.add_argument("--device", default="cpu", help="device that the program uses")
     parser.add_argument("--size", help="name of the size")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--order-seed", type=int, help="seed of the order of cases")
+    parser.add_argument("--order-seed", type=int, help="random seed of the order of cases")
     parser.add_argument("--threads-per-rank", type=int, default=1)
-    parser.add_argument("--part", help="K/N, the K-th of N parts of the cases")
-    parser.add_argument("--stop-file", type=Path, help="end before the next case if this exists")
+    parser.add_argument("--part", help="K/N to measure only the K-th of N parts of the cases")
+    parser.add_argument(
+        "--stop-file", type=Path, help="end before the next case if this file exists"
+    )
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--skip-failed", action="store_true")
     parser.add_argument("--after", default="", help="why the previous session ended")

@@ -115,9 +115,9 @@ def show(ladder: Ladder, aside: Sequence[str], *, as_json: bool) -> None:
 def summary(campaign: Campaign, missing: Sequence[Launch], needed: Mapping[str, float]) -> str:
     """Return a line about the missing launches, and a line about the time that they take."""
     if not missing:
-        again = "the same command with --replace measures all again and compares"
+        again = "run the same command with --replace to measure them again and compare"
         num_launches = counted(len(plan(campaign)), "launch")
-        return f"{campaign.name}: all {num_launches} complete; {again}."
+        return f"{campaign.name}: all {num_launches} are complete; {again}."
     by_size = Counter(launch.world_size for launch in missing)
     sizes = ", ".join(f"{by_size[n]} at {counted(n, 'rank')}" for n in sorted(by_size))
     cases = "all tests"
@@ -125,14 +125,14 @@ def summary(campaign: Campaign, missing: Sequence[Launch], needed: Mapping[str, 
         least, most = (campaign.num_cases(find(by_size)) for find in (min, max))
         cases = f"{counted(most, 'case')}" if least == most else f"{least} to {most} cases"
     size, usual = campaign.measured_size(), Campaign.model_fields["repeats"].default
-    total_s, why = sum(needed.values()), "estimated from earlier launches of this campaign here"
+    total_s, why = sum(needed.values()), "estimated from earlier launches of this campaign"
     if not needed and not campaign.command:
         counts = [max(1, campaign.num_cases(launch.world_size)) for launch in missing]
         total_s = sum(START_S + size.case_s * count for count in counts)
         why = f"if a case takes {size.case_s:g} s; the first case that ends shows more"
-    duration = "The time is unknown until the first case has ended here."
+    duration = "The time needed is unknown until the first case has ended on this machine."
     if total_s:
-        duration = f"The time is {about(total_s)}, {why}."
+        duration = f"The time needed is {about(total_s)}, {why}."
         if campaign.repeats < usual:
             more = about(total_s * usual / campaign.repeats)
             duration += f" Intervals need --repeats {usual}: {more}."
@@ -143,8 +143,8 @@ def summary(campaign: Campaign, missing: Sequence[Launch], needed: Mapping[str, 
             "case. Choose a larger --size, or more --rounds, for a result."
         )
     return (
-        f"{campaign.name}: {counted(len(missing), 'launch')} to make ({sizes}), each with {cases} "
-        f"of {', '.join(campaign.studies or campaign.tests)}\n{duration}"
+        f"{campaign.name}: {counted(len(missing), 'launch')} to measure ({sizes}), each with "
+        f"{cases} of {', '.join(campaign.studies or campaign.tests)}\n{duration}"
     )
 
 

@@ -68,7 +68,8 @@ _dry_run = click.option(
 def _folder_option(subfolder: str) -> Callable[[Function], Function]:
     return click.option(
         "--to", "root", type=click.Path(path_type=Path, file_okay=False), default="results",
-        show_default=True, help=f"Folder of results; they lie in its subfolder {subfolder}.",
+        show_default=True, help="Folder of results; this command writes into its subfolder "
+                                f"{subfolder}.",
     )  # fmt: skip
 
 
@@ -94,13 +95,13 @@ def _key_options(*keys: str) -> Callable[[Function], Function]:
 )  # fmt: skip
 @click.option(
     "--torch-trace", "traces", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
-    help="Only trace three steps of each case with torch.profiler, into FOLDER.",
+    help="Measure nothing; trace three steps of each case with torch.profiler into FOLDER.",
 )  # fmt: skip
 @_replace
 @click.option(
     "--replace-launch", "replaced", multiple=True, metavar="LAUNCH",
-    help="Move a launch, such as w2-r0, aside and measure it again; give the option once per "
-    "launch.",
+    help="Move a launch, such as w2-r0, aside and measure it again; repeat the option for further "
+         "launches.",
 )  # fmt: skip
 @_dry_run
 @click.option("--json", "as_json", is_flag=True, help="Print how each launch ended, as JSON.")
@@ -118,9 +119,9 @@ def run(
 ) -> int:
     """Measure CAMPAIGN, a TOML file or a built-in name, one torchrun launch at a time.
 
-    The same command again measures only what is missing; with --replace it measures all again and
-    prints what is faster or slower than before. World sizes above the number of GPUs are left
-    out. `run train` trains one model, `run verify` checks that DDP trains equally at two world
+    A second run of the same command measures only what is missing; with --replace it measures all
+    again and prints what is faster or slower than before. World sizes above the number of GPUs are
+    left out. `run train` trains one model, `run verify` checks that DDP trains equally at two world
     sizes, `run data` fetches data sets; each has its own --help.
 
     \b
@@ -168,12 +169,12 @@ def diagnose(
 ) -> int:
     """Answer QUESTION in about five minutes: measure a small campaign and print a card.
 
-    No launch starts that would probably end after the five minutes; a running launch goes on.
+    No launch starts if it would probably end after these minutes; a running launch goes on.
 
     \b
-    strong     more GPUs do not help
-    straggler  one rank, GPU or node may hold the others up
-    loader     the step may wait for its data
+    strong     training is hardly faster on more GPUs
+    straggler  one rank, GPU or node may slow the others down
+    loader     training steps may wait for their data
     nodes      two nodes are slower than one (prints the commands for Slurm)
 
     \b
@@ -184,8 +185,8 @@ def diagnose(
     """
     if question == "nodes":
         raise ValueError(
-            "the question nodes compares one node with two and needs Slurm; run lockstep submit "
-            "nodes --site site.toml, and lockstep report results/nodes once its jobs have ended"
+            "the question nodes compares one node with two, which needs Slurm; run lockstep submit "
+            "nodes --site site.toml, then lockstep report results/nodes once the jobs have ended"
         )
     num_gpus = 0 if device == "cpu" or launcher.missing_packages() else launcher.num_gpus()
     campaign = campaigns.campaign_of(
@@ -223,21 +224,24 @@ def measure(
         launches = ladder.choose_replaced(replaced, replace=replace)
         progress.show(ladder, launches, as_json=as_json)
         return 0
-    wait = "Waiting for the end of a launch that a killed lockstep run left behind."
+    wait = "A launch of a killed lockstep run still runs; waiting until it has ended."
     with only_driver(folder, on_wait=lambda: _say(wait)) as lock:
         ladder = dataclasses.replace(ladder, lock=lock)
         if launches := ladder.choose_replaced(replaced, replace=replace):
             num_moved = counted(len(launches), "launch")
             _say(f"{num_moved} moved to {ladder.set_aside(launches)}: {listed(launches, 3)}")
         elif replace and ladder.results.names():
-            _say("An earlier --replace was interrupted and now continues; no launch is moved.")
+            _say(
+                "An earlier --replace was interrupted; this command continues it and moves no "
+                "launch."
+            )
         ladder.claim()
         if dropped := [launch["name"] for launch in ladder.results.dropped(chosen, left_out)]:
             are = "was" if len(dropped) == 1 else "were"
             was = f"{listed(dropped, 4)} {are} planned before repeats or world sizes were lowered"
             _say(f"{was}; lockstep check warns of it.")
         same = "the same command without --replace" if replace else "the same command"
-        goes_on = f"{same}, which measures what is missing"
+        goes_on = f"run {same} to measure what is missing"
         try:
             return _measure(ladder, limit_s, goes_on, as_json=as_json)
         except KeyboardInterrupt:
@@ -271,14 +275,16 @@ def fit_local_gpus(campaign: Campaign) -> tuple[Campaign, list[LeftOut]]:
     kept = tuple(size for size in campaign.world_sizes if size <= seen)
     if not kept:
         raise RuntimeError(
-            f"world size {min(campaign.world_sizes)} needs a GPU per rank, but ranks see {seen} on "
-            "this machine; give smaller --world-sizes, or pass --device cpu"
+            f"world size {min(campaign.world_sizes)} needs one GPU per rank, but torch sees "
+            f"{counted(seen, 'GPU')} on this machine; give smaller --world-sizes, or pass --device "
+            "cpu"
         )
     left_out = [LeftOut(size, seen) for size in campaign.world_sizes if size > seen]
     for size in left_out:
         _say(
-            f"World size {size.world_size} is left out: it needs a GPU per rank, but ranks see "
-            f"{seen} on this machine. Pass --device cpu to measure it on the CPU."
+            f"World size {size.world_size} is left out, because it needs one GPU per rank, but "
+            f"torch sees {counted(seen, 'GPU')} on this machine. Pass --device cpu to measure it "
+            "on the CPU."
         )
     return campaign.model_copy(update={"world_sizes": kept}), left_out
 
@@ -292,7 +298,7 @@ def _measure(ladder: Ladder, limit_s: float, goes_on: str, *, as_json: bool) -> 
     ladder.write_results()
     stages = Stages(ladder.campaign.jobs.stage, ladder.results, _say)
     if missing and not stages.run_before():
-        _say("No launch was measured: a stage before the launches failed.")
+        _say("No launch was measured, because a stage before the launches failed.")
         stages.run_after(is_well=False, has_measured=True)
         return 1
     outcomes, stop, is_end = _make_launches(ladder, missing, limit_s, needed)
@@ -309,7 +315,10 @@ def _measure(ladder: Ladder, limit_s: float, goes_on: str, *, as_json: bool) -> 
     is_all = is_end and not incomplete
     is_well = stages.run_after(is_well=is_all, has_measured=bool(outcomes))
     if is_all and (reason := ladder.only_skip()):
-        _say(f"No case was measured: all were skipped ({reason}). Next: change the campaign.")
+        _say(
+            f"No case was measured, because all cases were skipped ({reason}). Next: change the "
+            "campaign."
+        )
         return 1
     has_results = is_all or any(outcome.measured for outcome in outcomes)
     if has_results and not as_json:
@@ -347,11 +356,14 @@ def _make_launches(
                 ladder.leave_out({each.world_size for each in missing[len(outcomes) :]})
                 return outcomes, f"The ladder stops here and leaves out {num_left}: {missed}.", True
             if now_s - begun_s + longest_s > limit_s:
-                return outcomes, f"The time is up; {num_left} did not start.", False
+                return outcomes, f"The time limit is reached; {num_left} did not start.", False
             failures = [_failure(outcome) for outcome in outcomes]
             if len(failures) == 2 and failures[0] and failures[0] == failures[1]:
-                alike = f"The first two launches failed in the same way; {num_left} did not start"
-                return outcomes, f"{alike}. Correct the cause, then run the same command.", False
+                stop = (
+                    f"The first two launches failed in the same way; {num_left} did not start. "
+                    "Correct the cause, then run the same command again."
+                )
+                return outcomes, stop, False
             view.begin(launch)
             outcomes.append(ladder.run(launch, advance))
             view.end(launch, outcomes[-1])
@@ -427,8 +439,10 @@ def _explain(ladder: Ladder, outcome: Outcome) -> None:
     words = ended.facts.words if ended else ""
     if outcome.complete:
         if ended and ended.exit_code:
-            why = f"complete, but ended with an error: {words}"
-            _say(f"{outcome.name} is {why}; its output is in {log}")
+            _say(
+                f"{outcome.name} is complete, but ended with an error: {words}; its output is in "
+                f"{log}"
+            )
         return
     for failed in outcome.failed:
         gist = record.failure_gist(failed)

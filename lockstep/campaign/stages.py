@@ -31,9 +31,9 @@ class Stages:
         beside = (stage.name for stage in self.select("before") if stage.dependency == "after")
         if name := next(beside, None):
             raise ValueError(
-                f'stage {name}: dependency = "after" runs beside the launches, but lockstep run '
-                'starts them one after the other; use lockstep submit, or choose "afterok" or '
-                '"afterany"'
+                f'stage {name} has dependency = "after", so it would run beside the launches, '
+                'which lockstep run cannot do; use lockstep submit, or set dependency = "afterok" '
+                'or "afterany"'
             )
 
     def select(self, when: str) -> list[Stage]:
@@ -96,7 +96,7 @@ class Stages:
         end = {"stage": stage.model_dump(mode="json"), "exit_code": code}
         files.write_atomically(log.with_name("end.json"), json.dumps(end))
         if code:
-            late = f" at its limit of {stage.time}" if code == TIMED_OUT else ""
+            late = f" at its time limit of {stage.time}" if code == TIMED_OUT else ""
             self.say(f"stage {stage.name} ended with exit code {code}{late}; see {log}")
         return code == 0
 

@@ -70,7 +70,7 @@ def check(factors: Mapping[str, Sequence[Value]]) -> Factors:
                 raise ValueError(f"{name}={value} is not {allowed}")
         if not values or len(set(values)) < len(values):
             raise ValueError(
-                f"{name}={_joined(values)} needs at least one value, and each value only once"
+                f"{name}={_joined(values)} needs at least one value, and no value twice"
             )
     return tuple((name, tuple(values)) for name, values in factors.items())
 
@@ -81,7 +81,9 @@ def parse(texts: Sequence[str]) -> dict[str, tuple[Value, ...]]:
     for text in texts:
         name, equals, values = text.partition("=")
         if not equals:
-            raise ValueError(f"{text!r} is not NAME=VALUE,VALUE such as bucket_cap_mb=1,5,10")
+            raise ValueError(
+                f"{text!r} is not of the form NAME=VALUE,VALUE, such as bucket_cap_mb=1,5,10"
+            )
         factors[name] = factors.get(name, ()) + tuple(map(_value, _BETWEEN.split(values)))
     return factors
 
@@ -104,7 +106,7 @@ def study_of(names: Sequence[str], offered: Sequence[str], size: Size) -> str:
 
     having = [study for study in studies.NAMES if has_factors(study, names, size)]
     if not having:
-        raise ValueError(f"no study has all of the factors {', '.join(names)}; set fewer of them")
+        raise ValueError(f"no study has all of the factors {', '.join(names)}; set fewer factors")
     asking = [study for study in having if {*names} <= {*studies.rows(study, size)[0]}]
     return min(asking or having, key=merit)
 

@@ -76,7 +76,7 @@ def parse(
     try:
         return json.loads(document.decode("utf-8"), parse_constant=constant, **hooks)
     except RecursionError:
-        raise ValueError("nested too deep") from None
+        raise ValueError("its values are nested too deeply") from None
 
 
 def _whole(digits: str) -> int:

@@ -12,18 +12,18 @@ WORDS = {
     "debug-detail": "TORCH_DISTRIBUTED_DEBUG=DETAIL checks every collective and slows the steps; "
     "unset it",
     "nccl-log": "{settings} logs every collective and slows the steps; unset it",
-    "dropped-environment": "the job sets {names}, but the image did not get it; set it under [env] "
-    "in the site file",
-    "sockets-beside-infiniband": "NCCL uses sockets for {links} links although the nodes have "
-    "{devices}{environment}; check NCCL_IB_HCA, and libibverbs or the plugin for libfabric in "
-    "the image",
-    "no-gpu-direct": "NCCL does not use GPU-direct: it copies data of {links} links between nodes "
-    "through host memory ({transports}){environment}; check NCCL_NET_GDR_LEVEL and the kernel "
-    "module nvidia_peermem",
+    "dropped-environment": "the job's environment variable(s) {names} did not reach the image; set "
+    "them under [env] in the site file",
+    "sockets-beside-infiniband": "NCCL uses sockets for {links} links between ranks, although the "
+    "nodes have {devices}{environment}; check NCCL_IB_HCA, and "
+    "whether the image has libibverbs or the libfabric plugin",
+    "no-gpu-direct": "NCCL does not use GPU-direct: it copies the data of {links} links between "
+    "nodes through host memory ({transports}){environment}; check "
+    "NCCL_NET_GDR_LEVEL and the kernel module nvidia_peermem",
     "no-peer-to-peer": "ranks {ranks} on {host} exchange data by {transport}, not from GPU to "
     "GPU{environment}; check NCCL_P2P_LEVEL and the output of nvidia-smi topo -m",
     "clock-off": "the clock of {host} differs by {offset_s:.0f} s from the clock of rank 0's host",
-    "git-dirty": "the suite's checkout holds changes that are not committed",
+    "git-dirty": "the benchmark suite's checkout holds changes that are not committed",
     "moved": "the launch was resumed on other hosts: its cases ran on {hosts}",
     "unequal-threads": "ranks have different numbers of threads: {threads}",
     # flags of a case
@@ -31,18 +31,18 @@ WORDS = {
     "bf16-emulated": "bf16 is emulated: this CPU has neither avx512_bf16 nor amx_bf16",
     "parameter-dtypes": "the parameters are {dtypes}, but precision {precision} keeps parameters "
     "in torch.float32",
-    "left-behind": "left behind on rank {rank}: the case changed {what} from {before} to {after}; "
-    "Lockstep restored it",
-    "left-in-place": "left behind on rank {rank}: the case changed {what} from {before} to "
-    "{after}; the next cases are measured with the new value",
-    "ran-beside": "{what} of {case} still ran on rank {rank} and used {cores} cores; end it at the "
-    "end of that case",
-    "ran-under": "this case was measured with {what} as {case} left it on rank {rank}: {after} "
-    "instead of {before}; restore it at the end of that case",
-    "smaller-batch": "measured at {measured} samples per rank, because rank {rank} on {host} had "
-    "no memory for {asked}; this point is not compared with others",
-    "other-samples": "samples={samples} was given, but the tensors of a batch hold {items} items "
-    "each",
+    "left-behind": "on rank {rank}, the case changed {what} from {before} to {after}; Lockstep "
+    "restored the old value",
+    "left-in-place": "on rank {rank}, the case changed {what} from {before} to {after}; the "
+    "following cases are measured with the new value",
+    "ran-beside": "{what}, which the earlier case {case} started, still ran on rank {rank} and "
+    "used {cores} cores; end it at the end of that case",
+    "ran-under": "on rank {rank}, {what} was {after} instead of {before} while this case ran, "
+    "because {case} changed it; restore the old value at the end of {case}",
+    "smaller-batch": "the case was measured with {measured} samples per rank, because rank {rank} "
+    "on {host} had no memory for {asked}; this point is not compared with others",
+    "other-samples": "the test gave samples={samples}, but each tensor of a batch holds {items} "
+    "items; give the number of samples in a batch",
     "wide-margin": "the margin of error is still {margin:.2%} after {rounds} rounds; the goal was "
     "{goal:.2%}",
     "no-margin": "one round has no margin of error, so the goal of {goal:.2%} was not checked",
@@ -50,17 +50,17 @@ WORDS = {
     "cpu-quota": "a CPU quota stopped processes of rank {rank} on {host} for {held_s:.2g} s during "
     "the timed rounds; request as many cores as the ranks have threads",
     "straggler": "straggler: rank {rank} on {host} takes {ratio:.2f} times as long as the other "
-    "ranks for its own part of a step",
-    "late-input": "late input: rank {rank} on {host} waits {wait_s:.2g} s a step for its batch, "
-    "while the median of the other ranks is {others_s:.2g} s; check the file system and the "
-    "cores of its node, and its share of the data",
-    "own-waits": "{collectives} collectives of a step run even under no_sync() and make ranks wait "
-    "for each other, so causes and slow ranks are unknown; measure a step without them, and "
-    "use no_sync() instead of setting require_backward_grad_sync",
+    "ranks for its own work in a step",
+    "late-input": "late input: rank {rank} on {host} waits {wait_s:.2g} s per step for its batch, "
+    "but the other ranks wait only {others_s:.2g} s (median); check that node's file "
+    "system and cores, and that rank's share of the data",
+    "own-waits": "each step runs {collectives} collectives even under no_sync(), so ranks wait for "
+    "each other, and causes and slow ranks are unknown; measure a step without these "
+    "collectives, and use no_sync() instead of setting require_backward_grad_sync",
     # flags of a case's rounds
-    "long-round": "long round: the longest round takes {longest_s:.3g} s, the median round "
-    "{median_s:.3g} s. Time beyond the median is {share:.0%} of the total and shifts "
-    "device-hours and rates, which use the mean; measure this launch again",
+    "long-round": "long round: the longest round takes {longest_s:.3g} s, but the median round "
+    "takes {median_s:.3g} s. The excess time is {share:.0%} of the total and "
+    "distorts rates and device-hours, which use the mean; measure this launch again",
     "two-modes": "two modes: the rounds form two groups that differ by {apart:.0%}; measure again "
     "on idle nodes with --rounds {rounds} to see whether both groups remain",
     "warm-up-drift": "warm-up drift: the last third of the rounds is {change:.0%} shorter than the "
@@ -70,14 +70,14 @@ WORDS = {
     "third, perhaps through throttling or another load; measure again with --rounds {rounds}, "
     "and watch clocks and load meanwhile",
     # flags of a point's launches
-    "outlier": "outlier: launch {launch} is {change} than the point's median and is not left out; "
-    "measure it again, on the same nodes and on others, before you leave it out",
+    "outlier": "outlier: launch {launch} is {change} than the point's median, but still counts; "
+    "measure it again on the same nodes and on others before you leave it out",
     "trend": "trend: throughput changes by {change:+.0%} from the first third of the launches to "
     "the last; measure again with more repeats, which lockstep run interleaves",
     # flags of an imported line
-    "warm-up-only": "its only epoch is the warm-up",
-    "logged-rate": "logged images_per_sec is {factor:.3g} times the rate that the epoch times "
-    "give, so throughput is computed as {images} images / epoch time",
+    "warm-up-only": "the only epoch of this run is the warm-up",
+    "logged-rate": "the logged images_per_sec is {factor:.3g} times the rate that follows from the "
+    "epoch times, so throughput is computed as {images} images / epoch time",
     "note": "{text}",
 }
 # Kinds that shift all launches of a point alike: no interval over launches shows the shift.
@@ -96,7 +96,7 @@ def threads_at_sizes(threads: Mapping[str, list[int]]) -> str:
 
 
 def _set_by_user(settings: list[str]) -> str:
-    return f": {', '.join(settings)} is set in the environment, so unset it"
+    return f" (unset {', '.join(settings)} in the environment)"
 
 
 # How to print a field that `str` would not print well.

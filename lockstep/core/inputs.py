@@ -33,7 +33,7 @@ WORDS = {
     "dict_type": "the value must be a table",
     "model_type": "the value must be a table",
     "too_short": "the list is empty; give at least 1 item",
-    "string_too_short": "the text is empty; write a text, or leave the key out",
+    "string_too_short": "the text is empty; write a text, or remove the key",
 }
 
 
@@ -47,7 +47,7 @@ def _whole(value: Any) -> Any:
 SchemaVersion = Annotated[
     Literal[1],
     BeforeValidator(_whole),
-    Field(alias="schema", description="version of this file format: 1"),
+    Field(alias="schema", description="version of the file format, which is 1"),
 ]
 
 
@@ -109,8 +109,8 @@ def _read(path: Path, todo: str, built_in: Mapping[str, Path]) -> dict[str, Any]
     except tomllib.TOMLDecodeError as error:
         why = str(error)
     except (ValueError, RecursionError):  # the parser's own limits of digits and depth
-        why = "a number is too long, or tables are nested too deep"
-    raise ValueError(f"{path}: not a TOML file: {why}")
+        why = "a number has too many digits, or tables are nested too deeply"
+    raise ValueError(f"{path}: the file is not valid TOML: {why}")
 
 
 def sentence(error: ValidationError, model: type[BaseModel]) -> str:
@@ -137,7 +137,9 @@ def sentence(error: ValidationError, model: type[BaseModel]) -> str:
     if isinstance(value, dict) or "[key]" in first["loc"]:  # the name is wrong
         return f"{key}: {message}"
     if first["type"] in ("string_type", "string_pattern_mismatch") and place[-1] in fields:
-        return f"{key} = {_shown(value)} is not allowed; write the {fields[place[-1]].description}"
+        return (
+            f"{key} = {_shown(value)} is not allowed; {key} is the {fields[place[-1]].description}"
+        )
     if first["type"] == "literal_error":
         message += _nearest(value, re.findall("'([^']*)'", first["ctx"]["expected"]))
     return f"{key} = {_shown(value)}: {message[0].lower()}{message[1:]}"

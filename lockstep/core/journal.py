@@ -135,11 +135,11 @@ def _line(entry: Mapping[str, Any], attempt: str) -> bytes:
     try:
         line = (json.dumps(signed, allow_nan=False) + "\n").encode()
     except RecursionError:
-        raise ValueError("nested too deep") from None
+        raise ValueError("its values are nested too deeply") from None
     if len(line) >= files.LIMIT_BYTES:
         raise ValueError(
-            f"a line of the journal has {len(line) // files.MIB} MiB and must stay below "
-            f"{files.LIMIT_BYTES // files.MIB} MiB; keep less data per case, or measure fewer "
+            f"a line of the journal would have {len(line) // files.MIB} MiB, but must stay below "
+            f"{files.LIMIT_BYTES // files.MIB} MiB; record less data per case, or measure fewer "
             "rounds"
         )
     files.parse(line)
@@ -162,8 +162,8 @@ def _open(path: Path) -> FileIO:
     if not is_free:
         file.close()
         raise BlockingIOError(
-            f"another launch writes into {path}, or a lost node still holds its lock; wait until "
-            "that launch has ended"
+            f"another launch writes into {path}, or a lost node still holds the file's lock; wait "
+            "until that launch has ended"
         )
     return file
 
@@ -173,7 +173,7 @@ def _cut_torn_tail(path: Path) -> None:
         content = file.read()
     if not any(content.startswith(head) or head.startswith(content) for head in _HEADS):
         raise ValueError(
-            f"{path}: the file is not a journal, because it begins with {content[:16]!r}"
+            f"{path} is not a journal of Lockstep, because it begins with {content[:16]!r}"
         )
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
@@ -201,10 +201,13 @@ def _entry(line: bytes, where: str) -> dict[str, Any]:
     try:
         entry = files.parse(line)
     except ValueError as error:
-        raise ValueError(f"{where}: not a journal line: {error}; {_RESTORE}") from error
+        raise ValueError(
+            f"{where} is not a valid line of a journal: {error}; {_RESTORE}"
+        ) from error
     if not isinstance(entry, dict):
         raise ValueError(
-            f"{where}: not a journal line: {str(entry)[:80]!r} is not a JSON object; {_RESTORE}"
+            f"{where} is not a valid line of a journal: {str(entry)[:80]!r} is not a JSON object; "
+            f"{_RESTORE}"
         )
     return entry
 
@@ -236,13 +239,15 @@ def _current_of(path: Path) -> list[dict[str, Any]]:
         kind = str(entry.get("kind"))
         for name, needed in _NEEDED.get(kind, {}).items():
             if not isinstance(entry.get(name), needed):
-                noun = "an object" if needed is dict else needed.__name__
+                noun = "an object" if needed is dict else "a list" if needed is list else "a text"
                 raise ValueError(
-                    f"{path}: {name} of a {kind} line is {str(entry.get(name))[:80]!r}, but "
-                    f"must be {noun}; {_RESTORE}"
+                    f"{path}: in a line of kind {kind}, {name} is {str(entry.get(name))[:80]!r}, "
+                    f"but must be {noun}; {_RESTORE}"
                 )
         if kind == "launch" and not files.are_texts(entry["expected"]):
-            raise ValueError(f"{path}: a launch line does not list its expected cases; {_RESTORE}")
+            raise ValueError(
+                f"{path}: a line of kind launch does not list the expected cases; {_RESTORE}"
+            )
     return entries
 
 
@@ -286,7 +291,7 @@ def rebuild(path: Path) -> dict[str, Any]:
     """Return the pytest-benchmark document of a journal, its cases in the order of the suite."""
     entries = _current_of(path)
     if not entries:
-        raise ValueError(f"{path}: the journal holds no launch, so nothing was measured")
+        raise ValueError(f"{path}: the journal is empty, so nothing was measured")
     headers = [entry for entry in entries if _is_header(entry)]
     expected = headers[-1]["expected"]
     place = {case: number for number, case in enumerate(expected)}

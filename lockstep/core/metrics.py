@@ -19,7 +19,7 @@ def slowest_rank(rank_round_s: Sequence[Sequence[float]]) -> list[float]:
     lengths = {len(rounds) for rounds in rank_round_s}
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError(
-            f"every rank must hold the same number of rounds, but they hold {sorted(lengths)}"
+            f"every rank must have the same number of rounds, but the ranks have {sorted(lengths)}"
         )
     return list(rank_round_s[0]) if len(rank_round_s) == 1 else list(map(max, *rank_round_s))
 

@@ -56,7 +56,7 @@ def run(
             encoding="utf-8", errors="replace",
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        message = f"{command[0]} gave no answer within {timeout_s:g} s; try again later"
+        message = f"the command {command[0]} did not end within {timeout_s:g} s; try again later"
         raise CommandError(message, "late") from None
     except OSError as error:
         raise CommandError(f"{command[0]}: {error.strerror}", "absent") from error

@@ -51,30 +51,26 @@ Fraction = Annotated[float, About(strict=True, ge=0, le=1)]
 class Epoch:
     """One time through the training set, and the validation that followed it."""
 
-    epoch: Annotated[Count, About("Number of the epoch, from 1.")]
-    steps: Annotated[Count, About("Optimizer updates in the epoch.")]
+    epoch: Annotated[Count, About("Number of the epoch; the first is 1.")]
+    steps: Annotated[Count, About("Number of optimizer updates in the epoch.")]
     time_s: Annotated[Amount, About("Seconds from the entry barrier to the slowest rank's end.")]
-    samples_per_s: Annotated[Amount, About("Samples of all ranks per second, counted once.")]
+    samples_per_s: Annotated[Amount, About("Samples per second over all ranks, each counted once.")]
     lr: Annotated[Amount, About("Learning rate of the last update.")]
     loss: Annotated[Number, About("Mean training loss over updates and ranks, before each update.")]
-    data_s: Amount | None = about("Seconds that steps wait for batches, mean over ranks.")
-    forward_s: Amount | None = about("Seconds of the forward passes, mean over ranks.")
-    backward_s: Amount | None = about("Seconds of the backward passes, mean over ranks.")
+    data_s: Amount | None = about("Seconds for which steps waited for batches; mean over ranks.")
+    forward_s: Amount | None = about("Seconds of the forward passes; mean over ranks.")
+    backward_s: Amount | None = about("Seconds of the backward passes; mean over ranks.")
     communication_s: Amount | None = about(
-        "Seconds from a step's first all-reduce to the end of its last, hidden or not, mean over "
-        "ranks; null on a GPU, where measuring it would stop the steps."
+        "Seconds from the start of a step's first all-reduce to the end of its last, whether "
+        "hidden or not; mean over ranks; null on a GPU, where measuring it would delay the steps."
     )
     validation_loss: Annotated[Number, About("Mean loss over the whole validation set.")]
-    accuracy: Fraction | None = about(
-        "Share of validation samples predicted right; null if unknown."
-    )
-    train_accuracy: Fraction | None = about(
-        "Share of samples predicted correctly, before each update."
-    )
-    validation_s: Annotated[Amount, About("Seconds of validation on the slowest rank.")]
+    accuracy: Fraction | None = about("Fraction of correct predictions in validation, or null.")
+    train_accuracy: Fraction | None = about("Fraction of training samples predicted correctly.")
+    validation_s: Annotated[Amount, About("Seconds that validation took on the slowest rank.")]
     checkpoint_s: Amount | None = about("Seconds to write the checkpoint; null if unknown.")
     peak_memory_bytes: Whole | None = about(
-        "Largest memory of any rank: GPU memory, or resident on a CPU."
+        "Bytes of the rank with the largest peak memory: GPU memory, or resident memory on a CPU."
     )
     is_warmup: bool = about("Whether this is the first epoch of its process.", default=False)
     ended: str = about("Time at which the epoch ended, UTC, ISO 8601.", default="")
@@ -84,9 +80,11 @@ class Epoch:
 class Checkpoints:
     """Files of parameters, named from the folder of the launch's journal."""
 
-    last: str | None = about("Parameters of the last epoch, from which a resumed run continues.")
-    best: str | None = about("Parameters of the epoch with the best accuracy.")
-    kept: list[str] = about_list("Parameters of every n-th epoch; empty without checkpoint_every.")
+    last: str | None = about("File of the last epoch, from which a resumed run continues.")
+    best: str | None = about("File with the parameters of the epoch with the best accuracy.")
+    kept: list[str] = about_list(
+        "Files with the parameters of every n-th epoch; empty without checkpoint_every."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,25 +92,27 @@ class Training:
     """A training run: its settings, its epochs and its result."""
 
     data: Annotated[str, About("The data set.")]
-    samples_per_epoch: Annotated[Count, About("Samples of all ranks in an epoch, counted once.")]
+    samples_per_epoch: Annotated[Count, About("Samples that all ranks train on in an epoch.")]
     epochs: Annotated[Count, About("Epochs to train.")]
-    optimizer: Annotated[str, About("sgd, adam or adamw; or the class of a workload's optimizer.")]
+    optimizer: Annotated[str, About("Optimizer: sgd, adam, adamw, or a class of the workload.")]
     lr: Annotated[Amount, About("Learning rate after warm-up, scaled to the global batch.")]
-    schedule: Annotated[str, About("How the learning rate falls over the epochs; or none.")]
+    schedule: Annotated[str, About("Schedule by which the learning rate falls, or none.")]
     warmup_epochs: Whole = about("Epochs over which the learning rate rises to lr.", default=0)
     weight_decay: Amount = about("Weight decay of the optimizer.", default=0.0)
     accumulation: Count = about("Number of micro-batches per update.", default=1)
     augment: bool = about("Whether training images are cropped and mirrored.", default=False)
-    seed: Whole = about("Seed of parameters, order and augmentation.", default=0)
+    seed: Whole = about("Random seed of parameters, order of samples and augmentation.", default=0)
     device_name: str = about("Device of rank 0.", default="")
-    rows: list[Epoch] = about_list("The epochs, oldest first.")
+    rows: list[Epoch] = about_list("The trained epochs, the first epoch first.")
     best_accuracy: Fraction | None = about("Highest accuracy of any epoch.")
-    target_accuracy: Fraction | None = about("Accuracy to reach; null without a target.")
+    target_accuracy: Fraction | None = about("Validation accuracy to reach; null without a target.")
     time_to_target_s: Amount | None = about(
-        "Seconds of training until the target was reached, or null."
+        "Seconds of training until target_accuracy was reached; null if it was not."
     )
-    checkpoints: Checkpoints = about("Files of its parameters.", default_factory=Checkpoints)
-    steps_file: str | None = about("File beside the journal: loss and rate of each step as JSON.")
+    checkpoints: Checkpoints = about(
+        "Files of the trained parameters.", default_factory=Checkpoints
+    )
+    steps_file: str | None = about("File of the loss and learning rate of each step, JSON lines.")
 
 
 def time_to(target: float | None, rows: Sequence[Epoch]) -> float | None:
@@ -155,40 +155,44 @@ class CaseRecord:
     """One measured case at one world size in one launch; `About` says what each field holds."""
 
     study: Annotated[Study, About("The study to which the case belongs.")]
-    workload: Annotated[Text, About("Name of the model, data set or collective measured.")]
-    scaling: Annotated[Scaling | None, About("What is fixed as ranks are added; null if unknown.")]
+    workload: Annotated[Text, About("Name of the model, data set or collective that was measured.")]
+    scaling: Annotated[Scaling | None, About("How the work grows with the ranks; null if unknown.")]
     world_size: Annotated[Count, About("Number of ranks.")]
     num_nodes: Annotated[Count, About("Number of hosts.")]
-    factors: Annotated[dict[str, Any], About("Factors of the case, name to value, as in its id.")]
-    sample_unit: Annotated[Text, About("Unit of a sample: images, tokens, bytes.")]
-    samples_per_step: Annotated[Count, About("Samples of all ranks in one step, counted once.")]
-    steps_per_round: Annotated[Count, About("Steps in one timed round.")]
+    factors: Annotated[dict[str, Any], About("Name and value of each factor, as in the case's id.")]
+    sample_unit: Annotated[Text, About("Unit of a sample, such as images, tokens or bytes.")]
+    samples_per_step: Annotated[Count, About("Samples that all ranks process in one step.")]
+    steps_per_round: Annotated[Count, About("Number of steps in one timed round.")]
     rank_round_s: Annotated[
         list[Rounds], About("Seconds, shape (num_ranks, num_rounds).", min_length=1)
     ]
-    precision: str | None = about("Number format of the step, such as bf16; null without one.")
-    local_batch: Count | None = about("Samples per rank and optimizer update.")
-    global_batch: Count | None = about("Samples over all ranks per optimizer update.")
-    flop_per_sample: Amount | None = about("Model FLOP, forward and backward; null if unknown.")
+    precision: str | None = about("Precision of the step, such as bf16; null if it has none.")
+    local_batch: Count | None = about("Samples per optimizer update on each rank.")
+    global_batch: Count | None = about("Samples per optimizer update over all ranks.")
+    flop_per_sample: Amount | None = about("Model FLOP per sample, forward and backward, or null.")
     peak_flop_per_s: Amount | None = about(
-        "Peak of a rank's device by its datasheet, dense; or null."
+        "Dense peak FLOP/s of a rank's device by its datasheet; null if unknown."
     )
     peak_memory_bytes: list[Whole | None] = about_list(
-        "Peak memory per rank: of tensors on the device, or resident on a CPU."
+        "Peak memory of each rank in bytes: tensors on a GPU, or resident memory on a CPU."
     )
     peak_reserved_bytes: list[Whole | None] = about_list(
-        "Peak memory per rank that PyTorch's allocator held of the device; null on a CPU."
+        "Peak GPU memory in bytes that PyTorch's allocator held on each rank; null on a CPU."
     )
-    checks: dict[str, Any] = about_dict("Results of checks outside the timed region, by name.")
-    details: dict[str, Any] = about_dict("Further values of this study, such as busbw in GB/s.")
+    checks: dict[str, Any] = about_dict(
+        "Results of the checks that ran outside the timed region, by name."
+    )
+    details: dict[str, Any] = about_dict(
+        "Further values that this study measures, such as busbw in GB/s."
+    )
     flags: list[str | dict[str, Any]] = about_list(
-        "Reasons why the result is not evidence, each a kind and its facts; older files hold "
-        "sentences."
+        "Flags: reasons why the result is not evidence, each with its kind and facts; older files "
+        "hold sentences."
     )
-    rank_hosts: list[str] = about_list("Host of each rank; absent in older files.")
-    workload_sha256: str | None = about("Digest of the user's own workload or test, or null.")
-    position: Whole | None = about("Position of the case in the order of the launch, from 0.")
-    training: Training | None = about("Course of a training run; null if the case trains nothing.")
+    rank_hosts: list[str] = about_list("Host of each rank; empty in older files.")
+    workload_sha256: str | None = about("SHA-256 of the user's own workload or test, or null.")
+    position: Whole | None = about("Position at which the launch ran the case; the first is 0.")
+    training: Training | None = about("Settings, epochs and result of a training run, or null.")
 
     @property
     def round_s(self) -> list[float]:
@@ -221,14 +225,14 @@ class CaseRecord:
 class Derived:
     """Fields of a block that follow from those of its `CaseRecord`."""
 
-    schema: Annotated[Literal[1], About("Version of this block; a reader refuses another one.")]
-    samples: Annotated[Count, About("samples_per_step x steps_per_round x rounds, of all ranks.")]
+    schema: Annotated[Literal[1], About("Schema version of this block; readers refuse others.")]
+    samples: Annotated[Count, About("Samples timed: samples_per_step x steps_per_round x rounds.")]
     elapsed_s: Annotated[Positive, About("Seconds in the timed region: the sum of the rounds.")]
     mean_throughput_samples_per_s: Annotated[Positive, About("samples / elapsed_s.")]
-    mean_mfu: Annotated[Amount | None, About("Model FLOP/s over the peak of all ranks, or null.")]
+    mean_mfu: Annotated[Amount | None, About("Model FLOP/s over the ranks' peak; null if unknown.")]
 
 
-Cores = Annotated[list[Whole], About("Cores the process may run on.")]
+Cores = Annotated[list[Whole], About("Numbers of the cores on which the process may run.")]
 
 CauseKind = Literal["fault", "skip", "silence", "consequence"]
 
@@ -237,17 +241,17 @@ CauseKind = Literal["fault", "skip", "silence", "consequence"]
 class RankFacts:
     """The host, device and cores of one rank."""
 
-    rank: Whole | None = about("Number of the rank.")
-    local_rank: Whole | None = about("Number of the rank on its host.")
+    rank: Whole | None = about("Rank of the process in the process group.")
+    local_rank: Whole | None = about("Local rank: number of the rank on its host.")
     host: str | None = about("Host name.")
     pid: Whole | None = about("Process id.")
-    device: str | None = about("Device: cpu, or cuda with its index.")
-    device_name: str | None = about("Name of the GPU, or of the processor.")
+    device: str | None = about("Device of the rank: cpu, or cuda with an index, such as cuda:0.")
+    device_name: str | None = about("Name of the rank's GPU, or of its processor.")
     cpu_model: str | None = about("Processor of the rank's host.")
     gpu_uuid: str | None = about("UUID of the GPU.")
-    driver: str | None = about("NVIDIA driver of the host.")
+    driver: str | None = about("Version of the NVIDIA driver on the rank's host.")
     cores: Cores | None = None
-    num_threads: Count | None = about("Threads with which torch computes.")
+    num_threads: Count | None = about("Number of threads with which torch computes.")
 
 
 @dataclass(frozen=True)
@@ -255,32 +259,34 @@ class Transport:
     """Which links NCCL used between ranks, as its own log of the launch's warm-up says."""
 
     nccl_log: str | None = about("Version of NCCL that wrote the log.")
-    networks: list[str] = about_list("Networks between nodes, such as IB.")
-    adapters: list[str] = about_list("InfiniBand ports, or providers of libfabric.")
-    transports: dict[str, Count] = about_dict(
-        "Transport, such as NET/IB/GDRDMA -> number of links."
+    networks: list[str] = about_list("Networks that NCCL used between nodes, such as IB.")
+    adapters: list[str] = about_list(
+        "Adapters that NCCL used: InfiniBand ports, or libfabric providers."
     )
-    links: list[list[Any]] = about_list("[sending rank, receiving rank, transport] of each link.")
+    transports: dict[str, Count] = about_dict(
+        "Number of links of each transport, such as NET/IB/GDRDMA."
+    )
+    links: list[list[Any]] = about_list("Sending rank, receiving rank and transport of each link.")
 
 
 @dataclass(frozen=True)
 class Provenance:
     """Where a launch comes from."""
 
-    lockstep_version: str | None = about("Version of the measuring code.")
-    suite_sha256: str | None = about("Digest of the suite's measuring code.")
-    git_commit: str | None = about("Commit of the suite's checkout, or of its image.")
-    git_dirty: bool | None = about("Whether tracked files differ from that commit.")
-    project_commit: str | None = about("Commit of the repository of one's own tests or workload.")
-    project_dirty: bool | None = about("Whether tracked files differ from that commit.")
-    command: list[str] = about_list("Command line of rank 0, one argument per item.")
-    seed: int | None = about("Seed of parameters and data.")
+    lockstep_version: str | None = about("Version of Lockstep that measured.")
+    suite_sha256: str | None = about("SHA-256 of the measuring code of the benchmark suite.")
+    git_commit: str | None = about("Git commit of the benchmark suite's checkout, or of its image.")
+    git_dirty: bool | None = about("Whether tracked files differ from git_commit.")
+    project_commit: str | None = about("Commit of the repository of the user's tests or workload.")
+    project_dirty: bool | None = about("Whether tracked files differ from project_commit.")
+    command: list[str] = about_list("Command line of rank 0, with one argument per item.")
+    seed: int | None = about("Random seed of parameters and data.")
     hostname: str | None = about("Host of rank 0.")
     os: str | None = about("Distribution.")
     kernel: str | None = about("Kernel release.")
     cpu_model: str | None = about("Processor of rank 0's host.")
     cores_per_node: Count | None = about("Logical cores of rank 0's host.")
-    memory_bytes: Amount | None = about("Memory of rank 0's host.")
+    memory_bytes: Amount | None = about("Memory of rank 0's host in bytes.")
     python: str | None = about("Python version.")
     torch: str | None = about("torch version.")
     torchvision: str | None = about("torchvision version.")
@@ -290,28 +296,28 @@ class Provenance:
     cuda: str | None = about("CUDA version of the torch build; null where every rank ran on a CPU.")
     cudnn: str | None = about("cuDNN version; null where every rank ran on a CPU.")
     nccl: str | None = about("NCCL version; null where every rank ran on a CPU.")
-    driver: str | None = about("NVIDIA drivers of the hosts; null if every rank ran on a CPU.")
-    gpu_topology: list[str] | None = about("Output lines of nvidia-smi topo -m on rank 0's host.")
-    nvlink: list[str] | None = about("Output lines of nvidia-smi nvlink -s on rank 0's host.")
+    driver: str | None = about("NVIDIA driver of each host; null where every rank ran on a CPU.")
+    gpu_topology: list[str] | None = about("Lines of nvidia-smi topo -m on rank 0's host.")
+    nvlink: list[str] | None = about("Lines of nvidia-smi nvlink -s on rank 0's host.")
     backend: str | None = about("Back end of torch.distributed.")
-    wire_gb_per_s: Amount | None = about("Rate of the network ports that rank 0's host uses.")
+    wire_gb_per_s: Amount | None = about("Data rate of the network ports that rank 0's host uses.")
     gpu_link_gb_per_s: Amount | None = about(
-        "Rate of NVLink or PCIe one way, by the GPU's datasheet."
+        "Data rate of NVLink or PCIe in one direction, by the GPU's datasheet."
     )
-    transport: Transport | None = about("NCCL's links; null without NCCL or its log.")
-    threads_per_rank: Count | None = about("Threads of a rank.")
-    launcher: str | None = about("Launcher of the ranks: slurm, torchrun, or null for none.")
+    transport: Transport | None = about("Links that NCCL used; null without NCCL or its log.")
+    threads_per_rank: Count | None = about("Number of threads of each rank.")
+    launcher: str | None = about("Launcher of the ranks, such as slurm or torchrun, or null.")
     image_path: str | None = about("Path of the container image; null without one.")
     image_sha256: str | None = about("SHA-256 of the image; null without one, or if unreadable.")
-    device_names: list[str] | None = about("Names of the devices of all ranks, each once.")
+    device_names: list[str] | None = about("Names of the ranks' devices, each name once.")
     slurm: dict[str, Any] | None = about(
-        "Variables of the Slurm job and step; empty outside a job."
+        "Environment variables of the Slurm job and step; empty outside a job."
     )
     environment: dict[str, str] | None = about(
-        "Variables that control torch and its communication."
+        "Environment variables that control torch and its communication."
     )
     dropped_environment: list[str] | None = about(
-        "Variables of the job that the image did not get."
+        "Environment variables of the job that did not reach the image."
     )
     ranks: list[RankFacts] | None = about("Host, device and cores of each rank, in rank order.")
 
@@ -337,9 +343,13 @@ class FailureCause:
     host: str
     device: str
     kind: Annotated[
-        CauseKind, About("Own failure, own skip, no answer, or another rank's failure.")
+        CauseKind,
+        About(
+            "fault: the rank failed; skip: it skipped the case; silence: it did not "
+            "answer; consequence: another rank's failure made it fail."
+        ),
     ]
-    error: str = about("The error without its traceback; empty without an answer.", default="")
+    error: str = about("The error without its traceback; empty if there is no answer.", default="")
 
     def sentence(self, reason: str | None = None, stacks: str = "") -> str:
         """Return the failure in a sentence: the first line of its error, or the given `reason`.
@@ -355,7 +365,10 @@ class FailureCause:
             return f"{who} skipped the case, but other ranks did not: {reason}"
         if not are_apart(self.error):
             return f"{who}: {reason}"
-        cure = "model and batch are on different devices; move both to one with .to(device)"
+        cure = (
+            "the model and the batch are on different devices; move both to the same device "
+            "with .to(device)"
+        )
         return f"{who}: {reason}" + ("\n" if "\n" in reason else "; ") + cure
 
 
@@ -376,7 +389,7 @@ class Unmeasured:
     reason: str = ""
     crashed: bool = about("Whether a rank or the launch crashed during the case.", default=False)
     causes: list[FailureCause] = about_list("Failures of ranks, the rank at fault first.")
-    failure: dict[str, Any] | None = about("A program's failure: its kind, run and facts.")
+    failure: dict[str, Any] | None = about("Failure of a program: kind, number of the run, facts.")
 
 
 @dataclass(frozen=True)
@@ -386,7 +399,7 @@ class LeftBehind:
     case: str
     rank: Whole
     kind: str
-    is_restored: Annotated[bool, About("Whether the old value was restored.")]
+    is_restored: Annotated[bool, About("Whether Lockstep restored the old value after the case.")]
     before: Any = about("The value before the case.")
     after: Any = about("The value after the case.")
 
@@ -403,26 +416,26 @@ class Session:
 class LaunchBlock:
     """The facts of one launch."""
 
-    schema: Literal[1] | None = about("Version of this block.")
+    schema: Literal[1] | None = about("Schema version of this block.")
     complete: bool | None = about("Whether every expected case was measured or skipped.")
     launch: str | None = about("Name of the launch in its campaign.")
     campaign: str | None = about("Name of the campaign.")
-    repeat: int | str | None = about("Number of this repeat of the point.")
+    repeat: int | str | None = about("Number of the repeat to which the launch belongs.")
     size: str | None = about("Name of the size, such as laptop.")
-    rounds: Count | None = about("Timed rounds of a case.")
-    warmup_rounds: Whole | None = about("Untimed rounds before the timed rounds.")
+    rounds: Count | None = about("Number of timed rounds of each case.")
+    warmup_rounds: Whole | None = about("Number of untimed rounds before the timed rounds.")
     order_seed: Whole | None = about("Seed of the random order in which the launch runs its cases.")
-    part: list[Count] | None = about("[K, N] for the K-th of N parts of the cases, or null.")
+    part: list[Count] | None = about("[K, N] if only the K-th of N parts is measured, or null.")
     world_size: Count | None = about("Number of ranks.")
     num_nodes: Count | None = about("Number of hosts.")
-    started: str | None = about("When the session began, as ISO 8601.")
+    started: str | None = about("Time at which the session began, UTC, ISO 8601.")
     provenance: Provenance | None = None
-    expected: list[str] | None = about("Every case the launch was to measure.")
-    skipped: list[Unmeasured] | None = about("Cases that do not apply here, and why.")
-    left_behind: list[LeftBehind] | None = about("Changes that cases left in their processes.")
-    sessions: list[Session] | None = about("When and where each session of the launch ran.")
-    in_flight: str | None = about("The case that had begun but not ended.")
-    failed: list[Unmeasured] | None = about("Cases that failed, and why.")
+    expected: list[str] | None = about("All cases that the launch is to measure.")
+    skipped: list[Unmeasured] | None = about("Cases that the launch skipped, and why.")
+    left_behind: list[LeftBehind] | None = about("Changes that cases made and did not undo.")
+    sessions: list[Session] | None = about("Start and hosts of each session of the launch.")
+    in_flight: str | None = about("The case that began but did not end; null if there is none.")
+    failed: list[Unmeasured] | None = about("Cases that failed, and the reasons.")
 
 
 def sized_name(name: str, world_size: int) -> str:
@@ -455,15 +468,15 @@ def problem(case: CaseRecord) -> str:
     Wrong types come from a workload's own fields, such as `samples_per_item`.
     """
     if not (isinstance(case.sample_unit, str) and case.sample_unit):
-        return f"sample_unit is {case.sample_unit!r}; give a text, such as 'images'"
+        return f"sample_unit is {case.sample_unit!r}, but must be a text, such as 'images'"
     counts = ("samples_per_step", "steps_per_round", "world_size", "num_nodes")
     for name in (*counts, "local_batch", "global_batch"):
         count = getattr(case, name)
         if (type(count) is int and count >= 1) or (count is None and name not in counts):
             continue
         return (
-            f"{name} is {count!r}, which is not a whole number of 1 or more; give whole numbers of "
-            "items, and of samples in an item"
+            f"{name} is {count!r}, but must be a whole number of 1 or more; give whole numbers of "
+            "items and of samples per item"
         )
     return _rounds_problem(case.rank_round_s)
 
@@ -473,8 +486,8 @@ def _rounds_problem(rank_round_s: Any) -> str:
     lengths = {len(rounds) if isinstance(rounds, list) else 0 for rounds in ranks}
     if len(lengths) != 1 or 0 in lengths:
         return (
-            f"every rank must hold the same number of rounds, but they hold {sorted(lengths)}; "
-            "record the result of lockstep.time"
+            "every rank must have the same number of rounds, but the ranks have "
+            f"{sorted(lengths)}; record what lockstep.time returned"
         )
     for rank, rounds in enumerate(ranks):
         for number, seconds in enumerate(rounds):
@@ -491,8 +504,8 @@ def check_schema(block: Mapping[str, Any], where: str) -> None:
     version = block.get("schema")
     if version != SCHEMA_VERSION:
         raise ValueError(
-            f"{where}: the lockstep schema is {repr(version)[:80]}, but this version reads schema "
-            f"{SCHEMA_VERSION}; use the Lockstep release that wrote the file, or measure again"
+            f"{where} has the Lockstep schema {repr(version)[:80]}, but this version of Lockstep "
+            f"reads schema {SCHEMA_VERSION}; use the version that wrote the file, or measure again"
         )
 
 

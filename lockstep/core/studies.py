@@ -85,7 +85,10 @@ def _train_cases(size: Size) -> list[Row]:
     names = dict(size.factors)  # their values replace the values of the row below
     is_local = "local_batch" in names
     if is_local and "global_batch" in names:
-        raise ValueError("the study train takes global_batch or local_batch as a factor, not both")
+        raise ValueError(
+            "the study train cannot have both factors global_batch and local_batch; "
+            "remove one of them"
+        )
     row = {
         "workload": size.train_workload, "data": "digits", "precision": size.precision,
         "optimizer": "sgd", "lr": 0.1, "lr_scale": "none", "weight_decay": 0.0,
@@ -174,9 +177,8 @@ def rows(study: str, size: Size) -> list[Row]:
             if not cases:
                 shown = ",".join(map(str, values))
                 raise ValueError(
-                    f"{name}={shown} leaves no case of the study {study}; cache needs "
-                    "dataset=files, and prefetch_factor and persistent_workers need num_workers of "
-                    "1 or more"
+                    f"no case of the study {study} allows {name}={shown}; set dataset=files for "
+                    "cache, and num_workers of 1 or more for prefetch_factor and persistent_workers"
                 )
     return cases
 

@@ -61,8 +61,9 @@ class Definition:
             paths = [path] if path.exists() else sorted(root.glob(str(path.relative_to(root))))
             if not paths:
                 raise ValueError(
-                    f"{self.path.name} copies {source}, which does not exist in {self.folder}; "
-                    "run this in the folder that has it (for a built-in definition, in a checkout)"
+                    f"{self.path.name} copies {source}, which does not exist in {self.folder}; run "
+                    "this command in the folder that holds the file; for a built-in definition, "
+                    "that is a checkout of Lockstep"
                 )
             copied += paths
         return copied
@@ -83,7 +84,10 @@ def load(name: str, values: Mapping[str, str]) -> Definition:
             f"definition {name} does not exist; give a file or one of {', '.join(BUILT_IN)}"
         )
     if path.stat().st_size > LIMIT_BYTES:
-        raise ValueError(f"{name} is larger than {LIMIT_BYTES >> 20} MiB; give a definition file")
+        raise ValueError(
+            f"{name} is larger than {LIMIT_BYTES >> 20} MiB, so it cannot be a "
+            "definition file; give a definition file"
+        )
     raw = path.read_text(encoding="utf-8", errors="replace")
     arguments = _arguments(path, raw, values)
     text = PLACE.sub(lambda place: arguments[place[1]], raw)
@@ -116,8 +120,9 @@ def _arguments(path: Path, raw: str, own: Mapping[str, str]) -> dict[str, str]:
             raise ValueError(f"the build argument {name} contains a newline; give it on one line")
         if SECRET.search(name):
             raise ValueError(
-                f"the image and its record would show the build argument {name}; if it is secret, "
-                "bind a file with it by --apptainer-options, else rename it"
+                f"the build argument {name} looks like a secret, but the image and its record "
+                "would show its value; put a secret into a file that --apptainer-options binds, or "
+                "rename the argument"
             )
     values = {**defaults, **own}
     for name in sorted(wanted - set(values)):
@@ -142,8 +147,8 @@ def _sources(path: Path, text: str) -> tuple[str, ...]:
         stages = parser.parse().values()
     except Exception as error:  # noqa: BLE001, spython names no exceptions
         raise ValueError(
-            f"spython cannot read {path}: {error}; see Apptainer's documentation of definition "
-            "files"
+            f"the definition file {path} cannot be read: {error}; see Apptainer's documentation of "
+            "definition files"
         ) from None
     return tuple(shlex.split(line)[0] for stage in stages for line in stage.files)
 
@@ -176,7 +181,8 @@ def base_digest(definition: Definition) -> str | None:
         return sha256(base)
     if not base.is_dir():
         raise ValueError(
-            f"base {base} does not exist; give an existing file or folder, or another BOOTSTRAP"
+            f"the base image {base} does not exist; give an existing file or folder, or another "
+            "BOOTSTRAP"
         )
     digest = hashlib.sha256()
     for path in sorted(base.rglob("*")):

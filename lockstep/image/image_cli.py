@@ -51,7 +51,8 @@ def _words(ctx: click.Context, _: click.Parameter, text: str) -> list[str]:
     multiple=True,
     callback=_arguments,
     metavar="NAME=VALUE",
-    help="Value of a build argument of the definition, such as BASE; may be repeated.",
+    help="Value of a build argument of the definition, such as BASE; repeat the option for further "
+    "arguments.",
 )
 @click.option(
     "--apptainer-options",
@@ -78,7 +79,7 @@ def build(
 ) -> None:
     """Build IMAGE from DEFINITION, a file or one of the built-in `pytorch` and `cpu`.
 
-    By default IMAGE is named after the definition. An image built from the same content is kept.
+    By default IMAGE is named after the definition. An image that has the same content is kept.
     Names in `%files` are relative to the current folder, or in a built-in definition to the
     checkout.
 
@@ -182,7 +183,7 @@ def inspect(image: Path, *, as_json: bool) -> None:
         click.echo(json.dumps(facts, indent=1))
         return
     if facts["sha256_from"] == "record":
-        facts["sha256_from"] = "the record; lockstep image verify computes the hash anew"
+        facts["sha256_from"] = "the image's record; lockstep image verify computes the hash again"
     labels, text = facts.pop("labels"), facts.pop("definition_text")
     facts |= {f"label {name}": label for name, label in sorted(labels.items())}
     for name, value in facts.items():
@@ -213,7 +214,7 @@ def verify(image: Path, *, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(facts, indent=1))
     elif failures:
-        click.echo(f"Error: {image} fails the check: {'; '.join(failures)}", err=True)
+        click.echo(f"Error: {image} failed the check: {'; '.join(failures)}", err=True)
     else:
         missing = f"not compared, because {image}.json does not exist"
         click.echo(
@@ -239,8 +240,8 @@ def print_hash(image: Path) -> int:
     click.echo(f"{digest}  {image}")
     if record and record.sha256 != digest:
         click.echo(
-            f"Error: {image} has changed since it was built: its record has SHA-256 "
-            f"{record.sha256}; build or copy the image again",
+            f"Error: {image} has changed since it was built, because its record has another "
+            f"SHA-256, {record.sha256}; build or copy the image again",
             err=True,
         )
         return 1

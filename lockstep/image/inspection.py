@@ -141,13 +141,13 @@ def verify(image: Path, advance: Callable[[int], None] | None = None) -> dict[st
     here = architecture_here()
     failures = []
     if header.missing_bytes:
-        failures.append(f"its file is incomplete: {header.missing_bytes} bytes are missing")
+        failures.append(f"the file lacks its last {header.missing_bytes} bytes")
     if recorded not in (None, digest):
-        failures.append(f"its SHA-256 is {digest}, but its record has {recorded}")
+        failures.append(f"the file's SHA-256 is {digest}, but its record has {recorded}")
     if header.architecture not in (None, here):
         failures.append(
-            f"it is built for {header.architecture}, but this machine is {here}; verify the image "
-            "on a node"
+            f"the image is built for {header.architecture}, but this machine is {here}; run this "
+            "command on a compute node"
         )
     return {
         "image": str(image),
@@ -173,8 +173,8 @@ def facts(image: Path) -> dict[str, Any]:
     record = read_record(image)
     if record and record.size_bytes != image.stat().st_size:
         raise ValueError(
-            f"{record_path(image)} is the record of another file, of {record.size_bytes} bytes; "
-            "remove this record"
+            f"{record_path(image)} describes another image, of {record.size_bytes} bytes; remove "
+            "this record"
         )
     attributes = apptainer.inspect(image)
     labels, text = attributes.get("labels") or {}, attributes.get("deffile") or ""

@@ -259,10 +259,10 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     w, settings = launch.world, launch.settings
     lines = [
         f"lockstep: world size {w.world_size} on {w.num_nodes} node(s), {w.backend} on "
-        f"{', '.join(launch.provenance['device_names'])}, {w.threads_per_rank} thread(s) a rank",
+        f"{', '.join(launch.provenance['device_names'])}, {w.threads_per_rank} thread(s) per rank",
         f"lockstep: size {settings.size_name} ({settings.size.rounds} rounds of "
-        f"{counted(settings.size.steps_per_round, 'step')}), "
-        f"journal {settings.journal_path or '-'}",
+        f"{counted(settings.size.steps_per_round, 'step')}), journal "
+        f"{settings.journal_path or 'none'}",
     ]
     if w.device.type == "cpu" and settings.device is None:
         # If the hooks were loaded late, the option --device exists only with -p.
@@ -331,7 +331,7 @@ def _settle(
         settled = launch.end_set_up(ended)
     elif report.when == "call":
         if ended.outcome == "passed" and launch.settings.journal_path and not launch.current.part:
-            ended = Ended.from_words("the test recorded nothing; call lockstep.measure in it")
+            ended = Ended.from_words("the test measured nothing; call lockstep.measure in the test")
         settled = launch.end_call(ended, lambda: _entry(launch, item, benchmark))
     else:
         settled = launch.leave_case(ended, item.stash[NEXT])

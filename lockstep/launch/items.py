@@ -82,6 +82,6 @@ def select_part(items: list[pytest.Item], part: tuple[int, int] | None) -> list[
     if number > len(items):
         raise ValueError(
             f"--part {number}/{num_parts} has no case, because only {len(items)} cases are "
-            f"selected; choose a part from 1 to {len(items)}"
+            f"selected; choose K from 1 to {len(items)} in --part K/N"
         )
     return items[number - 1 :: num_parts]

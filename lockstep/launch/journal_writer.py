@@ -133,7 +133,7 @@ class JournalWriter:
             problem, is_wrong = f": {error}; give {option} another file", True
         except OSError as error:
             why = f"cannot write {path}: {error}"
-            problem = f" {why}; give {option} a folder that every node sees and may write to"
+            problem = f" {why}; choose a folder for {option} that every node can see and write to"
         answers = self.control.exchange_all(f"write {name}", [problem, is_wrong])
         for rank, (words, is_input) in enumerate(answers):
             if words:
@@ -165,7 +165,9 @@ class JournalWriter:
         while not (seen := [p for p in (path, of_rank_0) if stacks_file(p, 0).parent.is_dir()]):
             if time.monotonic() > end:
                 made = stacks_file(of_rank_0, 0).parent
-                raise FileNotFoundError(f"this host does not see {made}, which rank 0 made")
+                raise FileNotFoundError(
+                    f"this host does not see the folder {made}, which rank 0 made"
+                )
             time.sleep(0.1)
         # This host may see the folder, but not be allowed to write into it.
         stacks_file(seen[0], self.control.rank).open("ab").close()

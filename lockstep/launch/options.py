@@ -68,7 +68,10 @@ class PrecisionAction(argparse.Action):
             namespace.benchmark_precision = float(per_cent[1]) / 100
         else:
             known = ", ".join(sizes.PRECISIONS)
-            parser.error(f"argument {option_string}: {values!r} is neither one of {known} nor N%")
+            parser.error(
+                f"argument {option_string}: {values!r} is neither one of {known} nor a "
+                "per cent value such as 1%"
+            )
 
 
 # option -> arguments of addoption
@@ -77,21 +80,25 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "how much to measure (default: node on GPUs, else laptop)"},
     "--device": {"choices": ["cpu", "cuda"],
         "help": "device of the ranks (default: cuda if there is a GPU)"},
-    "--workload": {"help": "model of every training study, e.g. resnet50 or mlp:width=512"},
+    "--workload": {"help": "model to train in all studies, such as resnet50 or mlp:width=512"},
     "--precision": {"action": PrecisionAction, "metavar": "{" + ",".join(sizes.PRECISIONS) + "}",
-        "help": "precision of every study except precision; or N%%, such as 1%%, to repeat rounds "
-        "until the mean's margin of error is at most N%% (--benchmark-precision)"},
-    "--global-batch": {"type": int, "help": "samples of all ranks per update in the strong study"},
+        "help": "precision of all studies except the study named precision; a per cent value such "
+                "as 1%% instead repeats rounds until the margin of error of the mean is at most "
+                "1%% (like --benchmark-precision)"},
+    "--global-batch": {"type": int, "help": "global batch of the study strong: samples per "
+                                            "optimizer update over all ranks"},
     "--local-batch": {"type": int,
-        "help": "samples per rank and update in every study except strong"},
+        "help": "local batch of all studies except strong: samples per optimizer update on each "
+                "rank"},
     "--set": {"action": "append", "default": [], "metavar": "FACTOR=VALUE,VALUE",
-        "help": "values of a factor instead of the study's own, such as bucket_cap_mb=1,5,10"},
+        "help": "values of a factor that replace the study's own, such as bucket_cap_mb=1,5,10"},
     "--rounds": {"type": int, "help": "number of timed rounds of each case"},
     "--warmup-rounds": {"type": int, "help": "number of untimed rounds before the timed rounds"},
     "--steps-per-round": {"type": int, "help": "number of steps in a round"},
-    "--seed": {"type": int, "default": 0, "help": "seed of parameters and data (default: 0)"},
+    "--seed": {"type": int, "default": 0, "help": "random seed of parameters and data (default: "
+                                                  "0)"},
     "--order-seed": {"type": int,
-        "help": "seed of the order of cases (default: random, and recorded)"},
+        "help": "random seed of the order of cases (default: drawn at random and recorded)"},
     "--comm-timeout": {"type": float, "metavar": "SECONDS",
         "help": "how long a collective waits for a missing rank (default: 300, or a third of "
         "--case-budget)"},
@@ -99,32 +106,36 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "time limit of a case, including set-up and teardown (default: 900, or 3 x "
         "--comm-timeout)"},
     "--threads-per-rank": {"type": int,
-        "help": "threads of a rank (default: OMP_NUM_THREADS, or a share of the cores)"},
+        "help": "number of threads of each rank (default: OMP_NUM_THREADS, or an equal share of "
+                "the cores)"},
     "--journal": {"type": Path,
         "help": "file that keeps finished cases (default: beside --benchmark-json)"},
-    "--resume": {"action": "store_true", "help": "leave out cases that the journal already has"},
+    "--resume": {"action": "store_true", "help": "leave out cases whose results the journal "
+                                                 "already holds"},
     "--skip-failed": {"action": "store_true",
-        "help": "with --resume: also leave out cases that have just failed"},
+        "help": "with --resume, also leave out cases that failed in the previous session"},
     "--after": {"default": "", "metavar": "TEXT",
-        "help": "with --skip-failed: why the previous session ended, as the reason why its last "
-        "case failed"},
+        "help": "with --skip-failed, why the previous session ended; recorded as the reason why "
+                "its last case failed"},
     "--no-causes": {"action": "store_true",
-        "help": "leave out the timings that split a step into compute, communication and waits"},
+        "help": "do not time the parts of a step, which split it into compute, communication and "
+                "waits"},
     "--on-oom": {"choices": ["halve"],
         "help": "if a rank runs out of memory, measure the step with half the batch, and flag the "
-        f"result; only in {listed(STEPS)}"},
-    "--part": {"metavar": "K/N", "help": "measure only the K-th of N parts of the selected cases"},
+                f"result; this works only in the studies {listed(STEPS)}"},
+    "--part": {"metavar": "K/N", "help": "divide the selected cases into N parts, and measure only "
+                                         "the K-th part"},
     "--stop-file": {"type": Path, "metavar": "PATH",
         "help": "if this file exists, end with exit code 75 before the next case"},
-    "--data-root": {"type": Path, "default": Path("data"), "help": "folder for data files"},
+    "--data-root": {"type": Path, "default": Path("data"), "help": "folder of the data sets"},
     "--no-telemetry": {"action": "store_true",
         "help": "do not sample utilisation, clocks, power and memory while rounds are timed"},
     "--torch-trace": {"type": Path, "metavar": "FOLDER",
-        "help": "trace three steps of each case with torch.profiler into this folder, print the "
-        "shares of forward, backward, communication and data, and write them as JSON; no "
-        "result is kept"},
+        "help": "trace three steps of each case with torch.profiler into this folder, and print "
+                "and write as JSON the shares of forward, backward, communication and data; no "
+                "result is kept"},
     "--label": {"action": "append", "default": [], "metavar": "NAME=VALUE",
-        "help": "a fact to record with the results"},
+        "help": "fact to record with the results; repeat the option for further facts"},
 }  # fmt: skip
 
 
@@ -187,7 +198,7 @@ def check(option: Any) -> None:
         )
     for name, file in (("--journal", path), ("--benchmark-json", result)):
         if file and not file.name:
-            raise ValueError(f"{name} {file} is not the path of a file; give a file")
+            raise ValueError(f"{name} {file} is not the path of a file; give the path of a file")
     if path and result and os.path.realpath(path) == os.path.realpath(result):
         raise ValueError(f"--journal and --benchmark-json are both {path}; give each its own file")
 
@@ -219,7 +230,8 @@ def _labels(option: Any) -> dict[str, str]:
         name = label.partition("=")[0]
         if provenance.names_a_secret(name):
             raise ValueError(
-                f"--label {name}=... looks like a secret, but results keep labels; leave it out"
+                f"--label {name}=... looks like a secret, but labels are stored in the results; "
+                "remove this label"
             )
     return dict(label.split("=", 1) for label in option.label)
 
@@ -235,9 +247,12 @@ def part(option: Any) -> tuple[int, int] | None:
     return number, num_parts
 
 
-WORKERS = "each rank's workers would join the launch as that rank; start more ranks"
-OWN_LIST = "each rank keeps its own list of failures; give --resume instead"
-DEBUGGER = "a rank in a debugger keeps the other ranks waiting; measure with one rank"
+WORKERS = (
+    "the pytest-xdist workers of a rank would join the launch as that rank; start more ranks "
+    "instead"
+)
+OWN_LIST = "each rank keeps its own list of failed tests; pass --resume instead"
+DEBUGGER = "a rank in a debugger keeps the other ranks waiting; start one rank only"
 # Option of pytest or a plugin -> its name, and why several ranks cannot use it
 REFUSED_OPTIONS = {
     "numprocesses": ("-n", WORKERS), "tx": ("--tx", WORKERS),  # -n sets --tx, too
@@ -249,9 +264,7 @@ IGNORED = (
     "min_time", "max_time", "min_rounds", "calibration_precision", "warmup", "warmup_iterations",
     "timer", "cprofile", "cprofile_loops", "cprofile_top", "cprofile_dump",
 )  # fmt: skip
-IN_A_WORKER = (
-    "-n would measure several cases at once, which would slow each other down; leave out -n"
-)
+IN_A_WORKER = "-n would run several cases at once, which would slow each other down; remove -n"
 
 
 def refuse_options(config: pytest.Config) -> None:
@@ -266,8 +279,8 @@ def refuse_ignored(config: pytest.Config) -> None:
     for name in (f"benchmark_{name}" for name in IGNORED):
         if config.getoption(name, None) != getattr(usual, name, None):
             raise ValueError(
-                f"--{name.replace('_', '-')} has no effect, because rounds are fixed; give "
-                "--rounds, --warmup-rounds, --steps-per-round or --precision 1%"
+                f"--{name.replace('_', '-')} has no effect, because Lockstep sets the number of "
+                "rounds; use --rounds, --warmup-rounds, --steps-per-round or --precision 1%"
             )
 
 

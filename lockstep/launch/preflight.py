@@ -209,8 +209,9 @@ def resumable(
     for name in ("provenance", "measured_with"):
         if not isinstance(block.get(name), dict):
             raise ValueError(
-                f"{path} is corrupt: a launch line has {name} {str(block.get(name))[:80]!r}, "
-                "which is not an object; measure into another folder"
+                f"{path} is corrupt: in a line of kind launch, {name} is "
+                f"{str(block.get(name))[:80]!r}, which is not a JSON object; measure into another "
+                "folder"
             )
     # JSON turns tuples into lists.
     wanted = json.loads(json.dumps({**pooling_facts(launch), **facts}))
@@ -227,9 +228,9 @@ def resumable(
         then, source = record.get("workload_sha256"), sources.get(case)
         if then and source and then != source:  # the same name would mean two models
             raise ValueError(
-                f"{path} holds {case}, measured with another source of workload "
-                f"{record.get('workload')} (workload_sha256 {then[:12]}, now {source[:12]}); undo "
-                "the change, or measure into another folder"
+                f"{path} holds {case}, but the source code of workload {record.get('workload')} "
+                f"has changed since then (workload_sha256 was {then[:12]}, now {source[:12]}); "
+                "undo the change, or measure into another folder"
             )
     begun = {in_flight: "begin"} if in_flight else {}
     return Before(journal.settled_outcomes(path) | begun, block.get("order_seed"))

@@ -347,7 +347,9 @@ class LaunchSession:
                 lost = f"{self.name_rank(0)} lost its device in a failed case ({reason})"
                 self.end(EXIT_FAILED, f"{lost}; run again with --resume")
         elif self.world.backend != "gloo":
-            self.end(EXIT_FAILED, "a case failed, so the ranks may be out of step")
+            self.end(
+                EXIT_FAILED, "a case failed, so the ranks may be out of step and the launch ends"
+            )
         else:
             ended = Ended()
             try:
@@ -368,9 +370,9 @@ class LaunchSession:
     def _progress(self) -> str:
         path = self.settings.journal_path
         return (
-            f"{self.settings.stop_file} exists: {self.num_expected - self.num_left} of "
-            f"{self.num_expected} cases are finished, {self.num_left} left; remove the file and "
-            f"run again{f' with --resume --journal={path}' if path else ''}"
+            f"the stop file {self.settings.stop_file} exists, so the launch ends with "
+            f"{self.num_expected - self.num_left} of {self.num_expected} cases finished; remove "
+            f"the file and run again{f' with --resume --journal={path}' if path else ''}"
         )
 
     @contextlib.contextmanager
@@ -456,7 +458,9 @@ class LaunchSession:
             return
         if lost and self.provenance:
             who = ", ".join(map(self.name_rank, lost[:MAX_BLAMED]))
-            self.end(EXIT_LOST, f"{who} did not reach the end of the launch; see its log")
+            self.end(
+                EXIT_LOST, f"{who} did not reach the end of the launch; see the log of that rank"
+            )
 
     def close(self) -> None:
         self.watchdog.arm(self.patience_s)
@@ -464,8 +468,9 @@ class LaunchSession:
         hangs = ""
         if self.end_s is not None and self.provenance:
             hangs = (
-                f"{self.name_rank(self.world.rank)} did not end within {self.end_s:g} s of its "
-                "last case, because a thread or exit handler still runs; its stacks follow"
+                f"{self.name_rank(self.world.rank)} did not end within {self.end_s:g} s after its "
+                "last case, because a thread or exit handler still runs; the stacks of its threads "
+                "follow"
             )
         try:
             self.writer.close()

@@ -80,16 +80,19 @@ class Facts:
         """Return a sentence about ranks that took longer for the case than its budget."""
         more = f" and {len(silent) - 1} more ranks" if len(silent) > 1 else ""
         return (
-            f"{self.name(silent[0])}{more} did not end {self.case} within its budget of "
-            f"{self.budget_s:g} s; raise --case-budget if the case needs longer"
-            f"{self.describe_stacks(silent[0])}"
+            f"{self.name(silent[0])}{more} did not end {self.case} within the case budget of "
+            f"{self.budget_s:g} s; raise --case-budget if the case needs "
+            f"longer{self.describe_stacks(silent[0])}"
         )
 
     def describe_stacks(self, rank: int) -> str:
         """Return a phrase with the file of a silent rank's stacks; empty without a journal."""
         if self.journal_path is None:
             return ""
-        return f"; if it could write its stacks, they are in {stacks_file(self.journal_path, rank)}"
+        return (
+            "; the rank's stacks, if it could write them, are in "
+            f"{stacks_file(self.journal_path, rank)}"
+        )
 
     def find_uneven(self, ends: Ends) -> str:
         """Return a sentence about a rank that called more or fewer collectives; else an empty text.
@@ -104,7 +107,7 @@ class Facts:
         return (
             f"{self.name(odd)} called {counts[odd]} collectives since the ranks last joined, but "
             f"{self.name(first)} called {counts[first]}; every rank must call the same collectives "
-            "(gloo also counts sends and receives, unless they use a group of their own from "
+            "(with gloo, sends and receives count, too, unless they use their own group from "
             "new_group)"
         )
 
@@ -211,7 +214,7 @@ class Verdict:
             case = next(end["next"] for end in ends if end is not None)
             absent = (
                 f"{facts.name(silent[0])}{more} did not reach {case} within {facts.timeout_s:g} s; "
-                "see its log"
+                "see the log of that rank"
             )
             verdict = cls("failed", absent, EXIT_LOST, absent)
         if astray := facts.find_astray(ends, "next"):

@@ -54,7 +54,7 @@ _V100_SHEET = "NVIDIA V100 Tensor Core GPU datasheet, January 2020"
 _V100_BOARD = "NVIDIA V100 Tensor Core GPU datasheet"
 _A100_SHEET = "NVIDIA A100 Tensor Core GPU datasheet"
 _H100_PAPER = "NVIDIA H100 Tensor Core GPU Architecture whitepaper"
-_MI250X_SHEET = "AMD Instinct MI200 series datasheet, MI250X halved to one GCD"
+_MI250X_SHEET = "AMD Instinct MI200 series datasheet, half of an MI250X, for one GCD"
 
 # Multiprocessors: NVIDIA's whitepapers Tesla V100 GPU Architecture (80), Turing GPU Architecture
 # (T4: 40), A100 Tensor Core GPU Architecture (108) and H100 Tensor Core GPU Architecture (SXM5 132,
@@ -91,10 +91,11 @@ DEVICES = (
     Device("A40", r"(NVIDIA )?A40", _peaks(fp32=37.4, tf32=74.8, bf16=149.7, fp16=149.7),
            "NVIDIA A40 datasheet", 48, 696, 300, "NVIDIA A40 datasheet"),
     Device("L4", r"(NVIDIA )?L4", _peaks(fp32=30.3, tf32=60, bf16=121, fp16=121),
-           "NVIDIA L4 Tensor Core GPU datasheet, tensor rates halved: printed with sparsity",
+           "NVIDIA L4 Tensor Core GPU datasheet, tensor rates halved because it gives them with "
+           "sparsity",
            24, 300, 72, "NVIDIA L4 Tensor Core GPU datasheet", None, 32),
     Device("L40S", r"(NVIDIA )?L40S", _peaks(fp32=91.6, tf32=183, bf16=362.05, fp16=362.05),
-           "NVIDIA L40S datasheet, the figures it prints without sparsity",
+           "NVIDIA L40S datasheet, figures without sparsity",
            48, 864, 350, "NVIDIA L40S datasheet", None, 32),
     Device("H100 PCIe", r"(NVIDIA )?H100 PCIe", _peaks(fp32=51.2, tf32=378, bf16=756, fp16=756),
            _H100_PAPER,
@@ -102,7 +103,8 @@ DEVICES = (
     Device("H100 SXM", r"(NVIDIA )?H100 80GB HBM3", _HOPPER_SXM_PEAKS, _H100_PAPER,
            80, 3350, 700, "NVIDIA H100 product page, specifications of H100 SXM", 132, 450),
     Device("H200 SXM", r"(NVIDIA )?H200", _HOPPER_SXM_PEAKS,
-           f"NVIDIA H200 datasheet; rates unrounded as for the same chip in the {_H100_PAPER}",
+           f"NVIDIA H200 datasheet; unrounded rates from the {_H100_PAPER}, which covers the same "
+           "chip",
            141, 4800, 700, "NVIDIA H200 product page, specifications of H200 SXM",
            None, 450),
     # A rank drives one of the module's two dies (GCD), so each figure is half of the sheet's;

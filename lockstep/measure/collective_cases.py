@@ -67,7 +67,9 @@ def measure_collective(harness: Harness, *, collective: str, message_bytes: int)
     chosen = table[collective]
     n = harness.world.world_size
     if n == 1:
-        pytest.skip("a collective needs two ranks, because one rank sends nothing over a link")
+        pytest.skip(
+            "a collective needs at least two ranks, because one rank sends nothing over a link"
+        )
     size = harness.size
     harness = replace(harness, size=replace(size, steps_per_round=size.collective_steps_per_round))
     # A whole number of elements per rank, as nccl-tests does; the size used is recorded.
@@ -100,8 +102,8 @@ def _conclude(
     wrong = [rank for rank, part in enumerate(parts) if not all(part.own)]
     if wrong:
         raise RuntimeError(
-            f"rank {wrong[0]} on {harness.rank_hosts[wrong[0]]} holds a wrong result of "
-            f"{collective}"
+            f"rank {wrong[0]} on {harness.rank_hosts[wrong[0]]} has a wrong result of the "
+            f"collective {collective}"
         )
     time_s = step_s(parts, harness.plan.steps_per_round)
     return {"details": _bandwidth(collective, used_bytes, len(parts), time_s)}

@@ -61,7 +61,7 @@ def meet(device: torch.device, problem: str) -> tuple[World, tuple[str, ...]]:
         RuntimeError: A rank did not call `explain`.
     """
     control = _control()
-    late, todo = "did not come to lockstep.explain within", "call it on every rank, not on one"
+    late, todo = "did not call lockstep.explain within", "call it on every rank"
     try:
         ranks = control.exchange("explain", {"host": hostname(), "problem": problem})
     except LostError as error:
@@ -102,8 +102,9 @@ def _control() -> Control:
 
 SCHEMA = 1
 NEXT: dict[Kind, str] = NEXT_OWN | {
-    "own": "pass batches=loader to see its fixed cost and input as well, or profile one rank",
-    "open": "call explain(..., seconds=300), and pass batches=loader to see the input too",
+    "own": "pass batches=loader to also see the step's fixed cost and waits for input, or profile "
+    "one rank",
+    "open": "call explain(..., seconds=300), and pass batches=loader to also see waits for input",
 }
 
 
@@ -179,7 +180,7 @@ def lines(bound: Bound, record: Mapping[str, Any], kept: str) -> list[str]:
     ranks = counted(len(record["hosts"]), "rank")
     rate, kinds = record["samples_per_s"], {note["kind"] for note in record["notes"]}
     speed = "" if rate is None else f", {number(rate)} samples/s"
-    exception = " except for iterators, see the note" if "drawn" in kinds else ""
+    exception = " except for iterators (see the note)" if "drawn" in kinds else ""
     text = [
         f"lockstep: {ranks} on {hosts} ({record['device']}){speed}; ran "
         f"{counted(record['num_steps'], 'step')} in {number(record['seconds'])} s and restored "
@@ -187,21 +188,22 @@ def lines(bound: Bound, record: Mapping[str, Any], kept: str) -> list[str]:
     ]
     if "collectives" in kinds:
         text.append(
-            "No cause is shown, because ranks wait for each other even where no gradient is "
-            f"synchronised. A step takes {number(bound.step_s * MILLI)} ms."
+            "No cause is shown, because ranks wait for each other even in steps without gradient "
+            f"synchronisation. A step takes {number(bound.step_s * MILLI)} ms."
         )
     else:
         text += card(bound, record["hosts"], NEXT)
     for note in record["notes"]:
         sentence = {
-            "alone": "one rank has no communication; start more ranks with torchrun or srun to "
-            "measure it",
-            "drawn": f"the step may have advanced {listed(note['names'])}, which cannot be "
-            "restored; use a step that keeps one batch, or pass batches=loader",
-            "collectives": f"a step calls {counted(note['count'], 'collective')} besides those of "
-            "its gradients, such as those of SyncBatchNorm or an all_reduce of the loss; "
-            "explain a step without them, and use no_sync() instead of setting "
-            "require_backward_grad_sync",
+            "alone": "one rank does not communicate; start more ranks with torchrun or srun to "
+            "measure communication",
+            "drawn": f"the step may have advanced the iterator(s) {listed(note['names'])}, which "
+            "cannot be restored; use a step that always takes the same batch, or pass "
+            "batches=loader",
+            "collectives": f"each step calls {counted(note['count'], 'collective')} besides those "
+            "of its gradients, for example in SyncBatchNorm or to all-reduce the "
+            "loss; explain a step without such collectives, and use no_sync() "
+            "instead of setting require_backward_grad_sync",
         }[note["kind"]]
         text.append(f"note      {sentence}")
     return text + ([f"record    {kept}"] if kept else [])
@@ -304,13 +306,16 @@ def _problem(loop: Loop, seconds: Any, samples: Any, out: str | Path | None) -> 
     if not callable(loop.step):
         return f"step is a {type(loop.step).__name__}; give a function that takes one step"
     if not is_time:
-        return f"seconds={seconds!r} is not a time above 0"
+        return f"seconds={seconds!r} is not a time above 0; give a number of seconds"
     if samples is not None and (type(samples) is not int or samples < 1):
-        return f"samples={samples!r} is not a whole number of 1 or more; give the local batch"
+        return (
+            f"samples={samples!r} is not a whole number of 1 or more; give this rank's samples "
+            "in one step"
+        )
     if not is_alone and not loop.models:
         return (
-            "step reaches no model in DistributedDataParallel; pass the model as model=, or wrap "
-            "it, because other strategies cannot be explained yet"
+            "lockstep.explain finds no DistributedDataParallel model in step; pass the model as "
+            "model=, or wrap it, because other strategies cannot be explained yet"
         )
     # The first step with static_graph=True records the graph, which no snapshot can undo.
     if any(
@@ -318,13 +323,17 @@ def _problem(loop: Loop, seconds: Any, samples: Any, out: str | Path | None) -> 
         for ddp in loop.models
     ):
         return (
-            "a model with static_graph=True has run no step; run one step before lockstep.explain"
+            "the model with static_graph=True has not run a step yet; run one step before you call "
+            "lockstep.explain"
         )
     if out is not None and not Path(out).absolute().parent.is_dir():
         return f"the folder of out={str(out)!r} does not exist; create it, or choose another file"
     problem = loop.problem()
     if samples and not problem and (items := seen_items(loop.step, loop.first, samples)):
-        problem = f"samples={samples}, but the tensors of a batch hold {items} items each"
+        problem = (
+            f"samples={samples}, but each tensor of a batch holds {items} items; give the "
+            "number of samples in a batch"
+        )
     return problem
 
 

@@ -263,7 +263,7 @@ class Measurement:
     def problem(self, world_size: int) -> str:
         """Return why this rank cannot measure the step; empty if it can."""
         if self.scaling not in ("weak", "strong"):
-            return f"scaling={self.scaling!r} must be 'weak' or 'strong'"
+            return f"scaling is {self.scaling!r}, but must be 'weak' or 'strong'"
         if type(self.samples) is not int or self.samples < 1:
             return (
                 f"samples={reprlib.repr(self.samples)} is not a whole number of 1 or more; give "
@@ -286,7 +286,8 @@ class Measurement:
         answer = None if self.check is None else self.check()
         if answer is not None and not answer:  # NumPy and torch have a False of their own
             raise RuntimeError(
-                f"the check of the measured step failed, because it returned {answer}"
+                "the check of the measured step failed, because the check function returned "
+                f"{answer}"
             )
 
     def time_variants(
@@ -570,8 +571,8 @@ class Harness:
         """
         if self.case.measured_by is self.benchmark:
             raise ValueError(
-                f"{self.name} has already measured a step, and a case has one result; measure "
-                "once in a test, and parametrize the test for more"
+                f"{self.name} has already measured a step, but each test can measure only one; "
+                "parametrize the test to measure more"
             )
         case = self.case  # self.case is replaced if the launch ends meanwhile
         case.measured_by = self.benchmark

@@ -66,14 +66,14 @@ class Loop:
         if isinstance(self.batches, Iterator):
             return (
                 f"batches is a {type(self.batches).__name__}, whose batches can be drawn only "
-                "once; give the loader itself"
+                "once; pass the loader itself"
             )
         if self.stream is None:
             return ""
         try:
             self.first = tuple(islice(self.stream, 1))
         except Exception as error:  # noqa: BLE001, sent to the other ranks
-            return f"no batch can be drawn from batches: {type(error).__name__}: {error}"
+            return f"drawing a batch from batches failed with {type(error).__name__}: {error}"
         self._kept.extend(self.first)
         return "" if self.first else "batches is empty; give a loader with at least one batch"
 

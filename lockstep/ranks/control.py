@@ -206,7 +206,7 @@ class Control:
             waited_s = time.monotonic() - begun
             raise LostError(
                 f"rank {self.rank} on {hostname()}: rank 0 did not answer within {waited_s:.1f} s "
-                f"in exchange {name!r}; see rank 0's log, or give the ranks a longer time-out"
+                f"in exchange {name!r}; see rank 0's log, or set a longer time-out"
             )
         # One message to the store; `get` would first ask whether the key is there.
         silent, settled = json.loads(self.store.multi_get([f"{name}/all"])[0])

@@ -60,8 +60,8 @@ def placement(environ: Mapping[str, str] = os.environ) -> Placement:
     if not (0 <= place.rank < size and 0 <= place.local_rank < per_node <= size):
         raise _wrong(
             environ,
-            f"{rank}={place.rank}, {local_rank}={place.local_rank}, {world_size}={size} and "
-            f"{per_node} ranks per node contradict each other",
+            f"{rank}={place.rank}, {local_rank}={place.local_rank}, "
+            f"{world_size}={size} and {per_node} ranks per node contradict each other",
         )
     return place
 
@@ -91,7 +91,7 @@ def _refuse_without_srun(environ: Mapping[str, str], hint: str) -> None:
     is_alone = environ.get("SLURM_STEP_NUM_TASKS", "1") == "1"
     if "SLURM_JOB_ID" in environ and is_alone and num_tasks != "1":
         raise ValueError(
-            f"SLURM_NTASKS={num_tasks}, but this process is task 0 of 1; {hint}, or unset "
+            f"SLURM_NTASKS is {num_tasks}, but this process runs alone; {hint}, or unset "
             "SLURM_NTASKS to measure one rank"
         )
 
@@ -101,8 +101,8 @@ def refuse_apart(environ: Mapping[str, str]) -> None:
     num_tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     if "SLURM_JOB_ID" in environ and num_tasks != "1":
         raise ValueError(
-            f"srun started {num_tasks} tasks, but LOCKSTEP_LAUNCHER is not set, so each would "
-            "work alone; set LOCKSTEP_LAUNCHER=slurm, or start one task"
+            f"srun started {num_tasks} tasks, but LOCKSTEP_LAUNCHER is not set, so each task would "
+            "measure alone; set LOCKSTEP_LAUNCHER=slurm, or start one task"
         )
 
 
@@ -118,7 +118,7 @@ def integer(environ: Mapping[str, str], name: str) -> int:
     value = environ.get(name)
     if value is None:
         fact = f"{name} is not set, although other variables of a launcher are set"
-        raise _wrong(environ, fact, ", or unset them for world size 1")
+        raise _wrong(environ, fact, ", or unset those variables to measure one rank")
     try:
         return int(value)
     except ValueError:
@@ -130,4 +130,4 @@ def _wrong(environ: Mapping[str, str], fact: str, instead: str = "") -> ValueErr
     names = ["LOCKSTEP_LAUNCHER", *chain(*VARIABLES.values()), "SLURM_NNODES"]
     seen = [f"{name}={environ[name][:SHOWN_CHARACTERS]!r}" for name in names if name in environ]
     command = COMMANDS[environ.get("LOCKSTEP_LAUNCHER", "torchrun")]
-    return ValueError(f"{fact}; start with {command}{instead} (seen: {', '.join(seen)})")
+    return ValueError(f"{fact}; start with {command}{instead} (set now: {', '.join(seen)})")

@@ -28,8 +28,8 @@ PORTS = range(1, 2**16)
 NO_WAY_S = 6.0
 # Printed once if the CPU is measured without --device.
 NO_GPU = (
-    "torch sees no GPU, so the CPU is measured; give --device cpu if that is intended, or "
-    "--device cuda to stop on a machine without a GPU"
+    "torch sees no GPU, so the CPU is measured; pass --device cpu if this is intended, or --device "
+    "cuda to stop on a machine without a GPU"
 )
 
 
@@ -178,8 +178,10 @@ def _device(
         )
     elif not is_built[backend]():
         instead = "" if is_cpu else ", or pass --device cpu"
-        missing = f"torch {torch.__version__} is built without {backend}"
-        problem = f"{missing}; install a torch with it{instead}"
+        problem = (
+            f"torch {torch.__version__} is built without the backend {backend}; install a torch "
+            f"that has this backend{instead}"
+        )
     if problem and wanted == "cuda":
         _record_mend("device", environ)
     problem = problem or _missing_interface(backend, environ)
@@ -220,9 +222,7 @@ def _missing_interface(backend: str, environ: Mapping[str, str]) -> str:
     if is_here:
         return ""
     _record_mend(variable, environ)
-    return (
-        f"{variable}={named} names no interface of this host; its interfaces are {', '.join(here)}"
-    )
+    return f"{variable}={named} names no interface of this host; choose from {', '.join(here)}"
 
 
 def _record_mend(key: str, environ: Mapping[str, str]) -> None:
@@ -240,7 +240,7 @@ def _store(place: Placement, timeout_s: float, environ: Mapping[str, str]) -> "S
     if not distributed.is_available():
         raise RankError(
             f"rank {place.rank} on {hostname()}: torch {torch.__version__} is built without "
-            "torch.distributed; install a torch with it",
+            "torch.distributed; install a torch that has torch.distributed",
             place.rank,
         )
     if place.world_size == 1:
@@ -264,15 +264,15 @@ def _store(place: Placement, timeout_s: float, environ: Mapping[str, str]) -> "S
                 else "set them to rank 0's host and a free port"
             )
             raise ValueError(
-                f"world size {place.world_size} needs the variables {' and '.join(missing)}; "
-                f"{todo}, or unset the launcher's variables"
+                f"world size {place.world_size} needs the environment variable(s) "
+                f"{' and '.join(missing)}; {todo}, or unset the launcher's variables"
             )
         host, text = environ["MASTER_ADDR"], environ["MASTER_PORT"]
         port = int(text) if text.isdecimal() else 0
         if port not in PORTS:
             raise ValueError(
-                f"MASTER_PORT={text[:SHOWN_CHARACTERS]!r} is not a port from 1 to 65535; set it to "
-                "a free one"
+                f"MASTER_PORT={text[:SHOWN_CHARACTERS]!r} is not a port from 1 to 65535; set "
+                "MASTER_PORT to a free port"
             )
         prefix = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         # torchrun's agent serves the store itself; under other launchers rank 0 does.
@@ -299,9 +299,9 @@ def _connect(rank: int, host: str, port: int, timeout_s: float, *, serves: bool)
         reason = str(error).partition("\n")[0]
         act = "serve" if serves else "reach"
         raise RankError(
-            f"rank {rank} on {hostname()} cannot {act} the store at {host}:{port}, after trying "
-            f"for {time.monotonic() - began:.0f} s ({_way_to(host)}; {reason}); check this "
-            "address, and that the nodes reach each other",
+            f"rank {rank} on {hostname()} could not {act} the ranks' store at {host}:{port} within "
+            f"{time.monotonic() - began:.0f} s ({_way_to(host)}; {reason}); check this address, "
+            "and whether the nodes reach each other",
             rank,
         ) from error
 

@@ -27,42 +27,53 @@ class TrainConfig:
     The texts are the help of `lockstep run train`.
     """
 
-    workload: Annotated[str, "Model, as in `resnet18` or `mlp:width=64`."]
+    workload: Annotated[str, "Model to train, such as `resnet18` or `mlp:width=64`."]
     data: Annotated[str, "Data set: digits, synthetic, mnist, cifar10 or tiny_cifar10."]
     num_synthetic: Annotated[int, "Number of synthetic samples."] = 1024
-    epochs: Annotated[int, "Passes over the training set."] = 1
-    global_batch: Annotated[int | None, "Samples per update of all ranks."] = None
-    local_batch: Annotated[int | None, "Samples per update and rank."] = None
+    epochs: Annotated[int, "Number of passes over the training set."] = 1
+    global_batch: Annotated[
+        int | None, "Global batch: samples per optimizer update over all ranks."
+    ] = None
+    local_batch: Annotated[
+        int | None, "Local batch: samples per optimizer update on each rank."
+    ] = None
     optimizer: str = "sgd"
     lr: Annotated[float, "Learning rate at --base-batch."] = 0.01
-    lr_scale: Annotated[str, "How the learning rate follows the global batch."] = "none"
-    base_batch: Annotated[int, "Global batch for which --lr holds."] = 256
+    lr_scale: Annotated[str, "Rule by which the learning rate grows with the global batch."] = (
+        "none"
+    )
+    base_batch: Annotated[int, "Global batch to which --lr refers."] = 256
     momentum: Annotated[float, "Momentum of SGD."] = 0.9
     weight_decay: Annotated[float, "L2 penalty; decoupled from the gradient in AdamW."] = 0.0
-    scheduler: Annotated[str, "How the learning rate falls over the epochs."] = "none"
-    warmup_epochs: Annotated[int, "Epochs over which the learning rate rises first."] = 0
+    scheduler: Annotated[str, "Schedule by which the learning rate falls over the epochs."] = "none"
+    warmup_epochs: Annotated[
+        int, "Number of first epochs over which the learning rate rises to its value."
+    ] = 0
     precision: str = "fp32"
-    accumulation: Annotated[int, "Micro-batches per update."] = 1
+    accumulation: Annotated[int, "Number of micro-batches per optimizer update."] = 1
     bucket_cap_mb: Annotated[float | None, "DDP's bucket size in MiB."] = None
-    num_workers: Annotated[int, "Loader processes per rank."] = 0
-    seed: Annotated[int, "Seed of parameters, order and augmentation."] = 0
+    num_workers: Annotated[int, "Number of loader processes on each rank."] = 0
+    seed: Annotated[int, "Random seed of parameters, order of samples and augmentation."] = 0
     augment: Annotated[bool, "Crop and mirror training images at random."] = False
     max_steps: Annotated[
-        int | None, "Stop after this many updates; only whole epochs can be resumed."
+        int | None,
+        "Stop after this many updates; a run that stops within an epoch cannot be resumed.",
     ] = None
     checkpoint_every: Annotated[int | None, "Also keep the parameters of every N-th epoch."] = None
-    target_accuracy: Annotated[float | None, "Record when validation reaches this accuracy."] = None
-    data_root: Annotated[str, "Folder of downloaded data."] = "data"
+    target_accuracy: Annotated[
+        float | None, "Validation accuracy to reach; the time until then is recorded."
+    ] = None
+    data_root: Annotated[str, "Folder of downloaded data sets."] = "data"
     folder: str = "results"
 
     def __post_init__(self) -> None:
         """Refuse contradictory values; `core.factors` checks each value by itself."""
         if (self.global_batch is None) == (self.local_batch is None):
-            raise ValueError("give exactly one of the global batch and the local batch")
+            raise ValueError("give either a global batch or a local batch, and not both")
         if 0 < self.epochs <= self.warmup_epochs:
             raise ValueError(
-                f"warmup_epochs={self.warmup_epochs} leaves none of {self.epochs} epochs; warm up "
-                "over fewer, or train longer"
+                f"warmup_epochs={self.warmup_epochs} must be lower than epochs={self.epochs}; "
+                "lower warmup_epochs, or raise epochs"
             )
 
     @property

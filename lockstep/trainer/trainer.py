@@ -95,7 +95,8 @@ class Score:
     def __init__(self, workload: workloads.Workload) -> None:
         if workload.loss is None:
             raise ValueError(
-                f"workload {workload.name} has a step but no loss; a training run needs a loss"
+                f"workload {workload.name} has no loss, which a training run needs; give the "
+                "workload a loss"
             )
         self._loss = workload.loss
         self.reset()
@@ -362,9 +363,9 @@ class Trainer:
         done = len(self.step_losses)
         if self._remaining_steps() and done % self.num_steps:
             raise ValueError(
-                f"{self.folder} stopped after {done} updates, within an epoch of "
-                f"{self.num_steps}, and only whole epochs can be resumed; choose another "
-                f"--name, or --max-steps {done} to keep it as it is"
+                f"the run in {self.folder} stopped after {done} updates, within an epoch of "
+                f"{self.num_steps} updates, so it cannot be resumed; choose another --name, or "
+                f"pass --max-steps {done} to keep the run as it is"
             )
 
     def _timed(self, work: Callable[[], T]) -> tuple[T, list[float]]:
@@ -457,7 +458,7 @@ class Trainer:
                 loss += self.score(model(inputs), targets).double() * len(inputs)
         total, correct, judged = self._sums(loss, self.score.correct, self.score.judged)
         if not math.isfinite(total):  # equal on all ranks
-            raise DivergedError(f"the validation loss is {total:g}; lower --lr")
+            raise DivergedError(f"the validation loss is {total:g}; lower the learning rate (--lr)")
         return total / num_items, correct / judged if judged else None
 
     def _sums(self, *values: torch.Tensor | float) -> list[float]:
@@ -528,9 +529,9 @@ def _advising(device: torch.device, pieces: int, local_batch: int) -> Iterator[N
         yield
     except torch.OutOfMemoryError as error:
         raise RuntimeError(
-            f"{device} has no room for {local_batch // pieces} samples at once; "
-            f"accumulate over {2 * pieces} micro-batches, which keeps the batch of "
-            f"{local_batch} per rank, or choose a smaller batch"
+            f"{device} has not enough memory for {local_batch // pieces} samples at once; set "
+            f"accumulation to {2 * pieces}, which keeps the local batch of {local_batch}, or "
+            "choose a smaller batch"
         ) from error
 
 
@@ -539,8 +540,8 @@ def check_equal_parameters(checksums: Sequence[str]) -> None:
     odd = [rank for rank, checksum in enumerate(checksums) if checksum != checksums[0]]
     if odd:
         raise RankError(
-            f"rank {odd[0]} ended with other parameters than rank 0; gradients were not "
-            "synchronised, so do not use this run",
+            f"rank {odd[0]} ended with other parameters than rank 0, so gradients were not "
+            "synchronised; do not use this run",
             *odd,
         )
 

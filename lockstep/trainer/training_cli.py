@@ -53,13 +53,13 @@ VERIFY: dict[str, Any] = {
 # Changes for a user's own model: few steps, since it may be large.
 OWN = {"data": "synthetic", "num_synthetic": 480, "epochs": 2, "lr": 0.01}
 SHIPPED = {
-    "digits": "included: 1,797 handwritten digits of 8 x 8",
+    "digits": "included: 1,797 handwritten digits of 8 x 8 pixels",
     "synthetic": "made by the workload itself, of any size",
     sample.NAME: "made by lockstep run data make: 100 images in the files of CIFAR-10",
 }
 KNOWN = {
-    "mnist": "70,000 handwritten digits of 28 x 28, 12 MB to fetch",
-    "cifar10": "60,000 photographs of 32 x 32 in ten classes, 170 MB to fetch",
+    "mnist": "70,000 handwritten digits of 28 x 28 pixels, 12 MB to fetch",
+    "cifar10": "60,000 photographs of 32 x 32 pixels in ten classes, 170 MB to fetch",
 }
 CHOICES = {
     "optimizer": OPTIMIZERS, "lr_scale": LR_SCALES, "scheduler": SCHEDULERS,
@@ -100,11 +100,17 @@ Examples:
 )
 @click.option(
     "--world-size", type=click.IntRange(min=1), default=1, show_default=True,
-    help="Ranks to start on this machine; torchrun and srun set the number themselves.",
+    help="Number of ranks to start on this machine; under torchrun or srun, the number that they "
+         "started.",
 )  # fmt: skip
 @_options_of_config
-@click.option("--results", default="results", show_default=True, help="Folder of all runs.")
-@click.option("--name", default="run", show_default=True, help="Folder of this run in --results.")
+@click.option("--results", default="results", show_default=True, help="Folder that holds all runs.")
+@click.option(
+    "--name",
+    default="run",
+    show_default=True,
+    help="Name of this run, and of its folder in --results.",
+)
 @click.option(
     "--repeat", default=0, show_default=True,
     help="Number of this run among runs of equal settings.",
@@ -112,13 +118,18 @@ Examples:
 @click.option("--resume", is_flag=True, help="Continue from the run's checkpoint if there is one.")
 @click.option(
     "--threads-per-rank", type=click.IntRange(min=1),
-    help="CPU threads of a rank; its share of the cores by default.",
+    help="Number of CPU threads of each rank; by default an equal share of the cores.",
 )  # fmt: skip
 @click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), help="CUDA by default if there is a GPU."
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    help="Device to train on; by default cuda if there is a GPU.",
 )
 @click.option(
-    "--timeout-s", default=300.0, show_default=True, help="Longest time to wait for other ranks."
+    "--timeout-s",
+    default=300.0,
+    show_default=True,
+    help="Longest time in seconds for which a rank waits for the others.",
 )
 def train(
     world_size: int,
@@ -140,7 +151,10 @@ def train(
     cluster, measure a campaign: lockstep run rates.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-        raise ValueError(f"the name {name!r} may have only letters, digits and . _ -")
+        raise ValueError(
+            f"the name {name!r} may contain only letters, digits, '.', '_' and '-'; "
+            "choose another --name"
+        )
     config = TrainConfig(**options)
     if absent := launcher.missing_packages():
         raise RuntimeError(absent)
@@ -405,8 +419,8 @@ def compare(
             shares = [abs(a - b) / baseline[0] for a, b in zip(losses, baseline, strict=True)]
             # The maximum alone is not enough: a NaN may compare as smaller.
             is_near = all(share <= CURVE_TOLERANCE for share in shares)
-            text = f"losses of a step differ by up to {max(shares):.1e} of the first loss, "
-            text += f"{CURVE_TOLERANCE:g} allowed"
+            text = f"losses of the same step differ by up to {max(shares):.1e} of the first loss; "
+            text += f"at most {CURVE_TOLERANCE:g} is allowed"
         checks.append(Check("curve", world_size, is_near, text))
         text = f"{'equal' if is_equal else 'not equal'} on {world_size} rank(s)"
         checks.append(Check("parameters", world_size, is_equal, text))
@@ -423,10 +437,13 @@ Examples:
 )
 @click.option("--world-sizes", default="1,2", show_default=True, help="Comma-separated.")
 @click.option(
-    "--workload", help="Your own model, on batches of its make_batch, such as `mine:tabular`."
+    "--workload",
+    help="Model of your own, such as `mine:tabular`, trained on batches of its make_batch.",
 )
 @click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), help="CUDA by default if there is a GPU."
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    help="Device to train on; by default cuda if there is a GPU.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as JSON.")
 def verify(world_sizes: str, workload: str | None, device: str | None, as_json: bool) -> None:
@@ -448,7 +465,8 @@ def verify(world_sizes: str, workload: str | None, device: str | None, as_json: 
     if device is None and 0 < num_gpus < max(sizes):
         device = "cpu"
         click.echo(
-            f"Verifying on the CPU: {max(sizes)} ranks need a GPU each; there are {num_gpus}.",
+            f"Verifying on the CPU, because {max(sizes)} ranks need one GPU each and torch sees "
+            f"only {num_gpus}.",
             err=True,
         )
     with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as folder:
@@ -487,8 +505,7 @@ def parse_sizes(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts) or len(set(parts)) < 2:
         raise ValueError(
-            f"--world-sizes {text!r} is not a list of two or more sizes, as in 1,2; "
-            "a single size cannot be compared"
+            f"--world-sizes {text!r} is not a list of two or more sizes to compare, such as 1,2"
         )
     return sorted({int(part) for part in parts})
 
@@ -503,8 +520,8 @@ def table(checks: list[Check]) -> str:
     has_accuracy = any(check.name == "accuracy" for check in checks)
     accuracy = f"accuracy >= {MIN_ACCURACY:g}, " if has_accuracy else ""
     verdict = (
-        f"verified: {accuracy}loss curves within {CURVE_TOLERANCE:g} of the "
-        "first loss, equal parameters on all ranks"
+        f"verified: {accuracy}loss curves differ by at most {CURVE_TOLERANCE:g} of the first loss, "
+        "and all ranks have equal parameters"
     )
     lines = [f"{'world size':>10}  {'check':<10}  {'':<6}  evidence", *rows]
     return "\n".join([*lines, verdict] if all(check.passed for check in checks) else lines)
@@ -512,7 +529,7 @@ def table(checks: list[Check]) -> str:
 
 to = click.option(
     "--to", "root", type=click.Path(path_type=Path), default=Path("data"), show_default=True,
-    help="Folder of the data, which all nodes see.",
+    help="Folder of the data sets, which all nodes must see.",
 )  # fmt: skip
 
 
@@ -575,6 +592,6 @@ def fetch(name: str, root: Path) -> None:
     """
     fetched = download.fetch(SOURCES[name], root)
     for archive in fetched:
-        click.echo(f"fetched {root / archive.path}; its checksum is right")
+        click.echo(f"fetched {root / archive.path}; its checksum is correct")
     if not fetched:
-        click.echo(f"{name} is in {root} already; its checksums are right")
+        click.echo(f"{name} is already in {root}; its checksums are correct")

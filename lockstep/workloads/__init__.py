@@ -69,7 +69,9 @@ class Workload:
 
     def __post_init__(self) -> None:
         if self.loss is None and self.step is None:
-            raise ValueError(f"workload {self.name} has neither a loss nor a step; give one")
+            raise ValueError(
+                f"workload {self.name} has neither a loss nor a step; give it one of them"
+            )
 
 
 # A function that takes options by name and returns a workload, or raises ValueError.
@@ -163,10 +165,10 @@ def unknown(name: str, others: list[str]) -> ValueError:
     """Return the error for an unknown name, with its nearest neighbours."""
     names = sorted({*TABLE, *others})
     near = difflib.get_close_matches(name, names, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(TABLE)}"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(TABLE)}."
     return ValueError(
-        f"there is no workload {name!r}: {hint} (also any torchvision classification model, or "
-        "package.module:callable)"
+        f"there is no workload {name!r}; {hint} You may also give any torchvision classification "
+        "model, or package.module:callable"
     )
 
 
@@ -186,13 +188,13 @@ def _check_options(spec: str, builder: Builder, options: dict[str, int | str]) -
         allowed = inspect.signature(builder).parameters
     except (TypeError, ValueError):
         kind = type(builder).__name__
-        raise _refusal(spec, f"is of type {kind}, not a function of Python") from None
+        raise _refusal(spec, f"is of type {kind}, which is not a Python function") from None
     for key, value in options.items():
         if key not in allowed:
             takes = ", ".join(allowed) or "none"
             raise ValueError(f"workload {spec!r} has no option {key!r}; choose from {takes}")
         if isinstance(allowed[key].default, int) and not isinstance(value, int):
-            raise ValueError(f"workload {spec!r}: {key}={value} is not a whole number >= 0")
+            raise ValueError(f"workload {spec!r}: {key}={value} is not a whole number of 0 or more")
         is_ours = str(getattr(builder, "__module__", "")).startswith(__name__)
         if is_ours and isinstance(value, int) and value > MAX_COUNT:
             raise ValueError(f"workload {spec!r}: {key}={value} is more than {MAX_COUNT}")

@@ -50,7 +50,9 @@ def gpt(size: str = "toy", seq: int = 0) -> Workload:
     shape = SHAPES[size]
     tokens = seq or shape.context
     if tokens > shape.context:
-        raise ValueError(f"gpt size {size} takes seq up to {shape.context}, but got {seq}")
+        raise ValueError(
+            f"workload gpt of size {size} takes a seq of at most {shape.context}, but got {seq}"
+        )
 
     def make_batch(
         num_items: int, device: torch.device, generator: torch.Generator | None

@@ -32,7 +32,8 @@ def image_workload(
     """
     if image < 1 or num_classes < 1:
         raise ValueError(
-            f"{name} needs image >= 1 and classes >= 1, but got {image} and {num_classes}"
+            f"workload {name} needs image and classes of 1 or more, but got {image} and "
+            f"{num_classes}"
         )
 
     def make_batch(

@@ -20,7 +20,8 @@ def mlp(width: int = 1024, depth: int = 4) -> Workload:
     """
     if width < 1 or not 1 <= depth <= MAX_DEPTH:
         raise ValueError(
-            f"mlp needs width >= 1 and depth >= 1 and <= {MAX_DEPTH}, but got {width} and {depth}"
+            f"workload mlp needs a width of 1 or more and a depth from 1 to {MAX_DEPTH}, but got "
+            f"{width} and {depth}"
         )
 
     def build() -> nn.Module:

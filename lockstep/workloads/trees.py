@@ -60,8 +60,8 @@ def num_items(tree: Any) -> int:
     sizes = sorted({len(leaf) for leaf in leaves(tree)})
     if len(sizes) != 1:
         raise ValueError(
-            f"a batch's tensors have {sizes or 'no'} items along their first dimension; give each "
-            "tensor as many items as make_batch was asked for"
+            f"the tensors of a batch must have equal first dimensions, but have {sizes or 'none'}; "
+            "give each tensor as many items as make_batch is asked for"
         )
     return sizes[0]
 

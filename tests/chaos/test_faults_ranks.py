@@ -110,7 +110,7 @@ def test_ctrl_c_ends_all_processes_and_the_same_command_goes_on(tmp_path):
         second = launch.ended()
     assert (first.codes, list(first.ends("case"))) == ([130], [BEFORE])
     printed = (tmp_path / "out-0.log").read_text()
-    assert "results/fault keeps all measured cases. Next: the same command" in printed
+    assert "results/fault keeps all measured cases. Next: run the same command" in printed
     assert "Traceback" not in printed
     assert (second.codes[1:], second.measured) == ([0], [BEFORE, FAULTY, AFTER])
 

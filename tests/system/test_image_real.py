@@ -119,10 +119,9 @@ def test_a_real_build_where_nobody_may_make_a_user_namespace_says_how_to_check()
         ended = without_namespaces(*build, cwd=folder)
     assert ended.returncode == 3
     assert ended.stderr.endswith(
-        "no user namespace available for fakeroot; if unshare --user --map-root-user true "
-        "fails, too, ask the machine's support for user namespaces, or build on another "
-        "machine; see "
-        f"{folder}/x.sif.log\n"
+        "no user namespace available for fakeroot; run unshare --user --map-root-user true; if "
+        "this command fails, too, ask the machine's support for user namespaces, or build on "
+        f"another machine; see {folder}/x.sif.log\n"
     )
     assert len(ended.stderr.split("Error: ")) == 2
     assert "Traceback" not in ended.stderr

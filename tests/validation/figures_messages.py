@@ -44,6 +44,7 @@ def messages(root: Path = ROOT) -> list[tuple[str, str]]:
         (f"{path.relative_to(root)}:{line}", text)
         for path in sorted((root / "lockstep").rglob("*.py"))
         for line, text in _strings(ast.parse(path.read_text()))
+        if not text.startswith((",", ";"))  # the rest of another sentence
         if sum(bool(WORD.fullmatch(part)) for part in text.split()) >= LEAST_WORDS
     ]
 

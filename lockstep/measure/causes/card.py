@@ -33,11 +33,13 @@ MORE = "lockstep run --name tuning"
 NEXT: dict[Kind, str] = {
     "communication": f"{MORE} --studies bucket,accumulation  (or a larger batch per rank)",
     "imbalance": "lockstep screen  (names a slow node or device; then sbatch --exclude=NODE)",
-    "input": "lockstep diagnose loader  (shows what the loader delivers with how many workers)",
+    "input": "lockstep diagnose loader  (shows how fast the loader is with each number of workers)",
     "launch": "try a larger batch per rank (--local-batch N), torch.compile or a CUDA graph",
-    "contention": "use a quiet machine, own cores for each rank, or fewer ranks or threads a node",
+    "contention": "use a quiet machine, give each rank its own cores, or use fewer ranks or "
+    "threads per node",
     "compute": f"{MORE} --studies precision  (a lower precision is faster)",
-    "own": "use a batch that can be halved, or profile one rank; its fixed cost counts as compute",
+    "own": "the fixed cost counts as compute here; to see it apart, use a batch that can be "
+    "halved, or profile one rank",
     "open": "measure more launches: run the same command with a larger --repeats",
 }
 LATE_NEXT = "that rank's node, its file system and cores, and its share of the data"
@@ -47,8 +49,9 @@ NEXT_OWN: dict[Kind, str] = {
     "imbalance": "give all ranks equal work; lockstep screen names a slow node or device",
     "input": "use more workers (num_workers=N, persistent_workers=True) or cheaper decoding",
     "launch": "try a larger batch per rank, torch.compile, or fused=True for the optimizer",
-    "contention": "use a quiet machine, or fewer ranks: other programs or ranks use its cores",
-    "compute": "try autocast in bf16 or torch.compile; more ranks will scale",
+    "contention": "use a quiet machine or fewer ranks, because other programs or ranks use the "
+    "same cores",
+    "compute": "try autocast in bf16 or torch.compile; the step scales well to more ranks",
     "own": "profile one rank, because the fixed cost of its step was not measured",
     "open": "measure more rounds (--rounds), or more launches (--repeats)",
 }
@@ -118,8 +121,8 @@ def headline(bound: Bound) -> str:
     text = f"{step}; reduce {NAMES[named[0].cause]} first"
     if larger := bound.larger_unshown:
         return (
-            f"Time is lost to {name}: {text}. More may be lost to {NAMES[larger.cause]}, which is "
-            "not shown."
+            f"Time is lost to {name}: {text}. Perhaps more is lost to {NAMES[larger.cause]}, but "
+            "this is not shown."
         )
     return f"{start}: {text}."
 
@@ -129,14 +132,17 @@ def _unsteady(bound: Bound) -> list[str]:
     lines = []
     if rare := bound.rare:
         share, event_ms = percent(rare.seconds / bound.step_s), _ms(rare.seconds * rare.every)
-        text = f"in one of {number(rare.every)} steps all ranks work {event_ms} ms longer; this is "
-        lines.append(_row("in some", f"{text}{share} % of the mean step, and no rank waits for it"))
+        text = (
+            f"in one of {number(rare.every)} steps, all ranks work {event_ms} ms longer; this "
+            f"extra time is {share} % of the mean step, and no rank waits for it"
+        )
+        lines.append(_row("in some", text))
     if drift := bound.drift:
         step = "a rank's own step, without waits," if drift.is_own else "the step"
-        text = f"{step} went from {_ms(drift.from_s)} to {_ms(drift.to_s)} ms after "
-        text += (
+        text = (
+            f"{step} changed from {_ms(drift.from_s)} to {_ms(drift.to_s)} ms after "
             f"{percent(drift.share)} % of the turns; causes are computed from the turns "
-            f"{drift.judged} that"
+            f"{drift.judged} the change"
         )
         lines.append(_row("drift", text))
     return lines
@@ -172,7 +178,10 @@ def slow_text(bound: Bound, hosts: Sequence[str]) -> str:
     slow = bound.slow
     where = f" on {hosts[slow.rank]}" if hosts else ""
     low, high = (percent(end - 1) for end in slow.interval)
-    return f"rank {slow.rank}{where} takes {percent(slow.ratio - 1)} % longer ({low} to {high} %)"
+    return (
+        f"rank {slow.rank}{where} takes {percent(slow.ratio - 1)} % longer than the other ranks "
+        f"({low} to {high} %)"
+    )
 
 
 def late_text(late: LateInput, host: str) -> str:
@@ -180,8 +189,8 @@ def late_text(late: LateInput, host: str) -> str:
     where = f" on {host}" if host else ""
     wait, others = _ms(late.wait_s), _ms(late.others_s)
     return (
-        f"rank {late.rank}{where} waits {wait} ms a step for its batch, but the median rank waits "
-        f"{others} ms"
+        f"rank {late.rank}{where} waits {wait} ms per step for its batch, but the median rank "
+        f"waits {others} ms"
     )
 
 
@@ -192,8 +201,8 @@ def _buckets(bound: Bound) -> list[str]:
         return []
     behind = [number for number, seconds in enumerate(exposed, 1) if seconds > 0]
     which = listed(behind, 4)
-    text = f"{counted(len(behind), 'bucket')} of {len(exposed)} not hidden by the backward pass"
-    return [_row("buckets", f"{text} (number {which}), as modelled")]
+    text = f"the backward pass does not hide {counted(len(behind), 'bucket')} of {len(exposed)}"
+    return [_row("buckets", f"{text} (number {which}; modelled)")]
 
 
 def _gains(bound: Bound) -> list[str]:
@@ -225,20 +234,25 @@ def _trust(bound: Bound) -> str:
     turns = counted(bound.num_turns, "turn")
     is_single = bound.num_launches == 1
     launches = "one launch" if is_single else counted(bound.num_launches, "launch")
-    texts = [f"{turns} of each variant in {launches}"]
+    texts = [f"each variant was timed in {turns} over {launches}"]
     if is_single and not _has_interval(bound):
-        texts.append("these are too few for intervals")
+        texts.append("the turns are too few for intervals")
     if abs(bound.beyond_rounds) >= NOTABLE and not bound.is_unlike:
         than = "longer" if bound.beyond_rounds > 0 else "shorter"
-        texts.append(f"turns took {percent(abs(bound.beyond_rounds))} % {than} than the rounds")
+        texts.append(
+            f"steps took {percent(abs(bound.beyond_rounds))} % {than} in the turns than "
+            "in the rounds"
+        )
     if bound.queued >= NOTABLE:
         waited_s = bound.queued * bound.step_s
-        waited = f"ranks waited {_ms(waited_s)} ms a step for cores in use"
+        waited = f"ranks waited {_ms(waited_s)} ms per step for busy cores"
         consequence = "no cause" if bound.is_unlike else f"no other cause below {percent(LITTLE)} %"
         texts.append(f"{waited}, so {consequence} is named")
     if bound.excess >= NOTABLE:
         more = percent(bound.excess)
-        texts.append(f"the parts took {more} % more time than the step, so they are scaled to it")
+        texts.append(
+            f"the parts took {more} % more time than the step, so they are scaled down to the step"
+        )
     return "; ".join(texts)
 
 

@@ -143,7 +143,7 @@ def write_memmap(folder: Path, num_images: int, shape: tuple[int, int, int] = (3
     if written != (num_images, *shape):
         raise ValueError(
             f"{folder} holds images of shape {written}, not {(num_images, *shape)}; remove this "
-            "folder or choose another"
+            "folder, or choose another --data-root"
         )
     return folder
 

@@ -79,7 +79,7 @@ def fetch(archives: tuple[Archive, ...], root: Path) -> list[Archive]:
             else:
                 names = ", ".join(Path(needed.path).name for needed in archives)
                 raise RuntimeError(
-                    f"the data set is not in {root} and cannot be downloaded ({archive.urls[-1]}: "
+                    f"the data set is not in {root}, and its download failed ({archive.urls[-1]}: "
                     f"{why}); run the same command again to continue the download, or put {names} "
                     f"into {path.parent}"
                 ) from why
@@ -100,8 +100,8 @@ def _check(archive: Archive, path: Path) -> None:
         digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if digest != archive.md5:
         raise RuntimeError(
-            f"{Path(archive.path).name} has the MD5 checksum {digest} instead of {archive.md5}: it "
-            "is incomplete or was altered; remove it and download it again"
+            f"{Path(archive.path).name} has the MD5 checksum {digest} instead of {archive.md5}, so "
+            "the file is incomplete or was altered; remove it and download it again"
         )
 
 
@@ -156,8 +156,8 @@ def lock_folder(root: Path) -> Iterator[None]:
             lock = stack.enter_context((root / LOCK_NAME).open("a", encoding="utf-8"))
         except OSError as error:
             raise RuntimeError(
-                f"{root} cannot be written ({error.strerror}); choose another data root, "
-                "or put the data there beforehand"
+                f"{root} cannot be written ({error.strerror}); choose another --data-root, or put "
+                "the data there beforehand"
             ) from error
         try:
             locks.take(lock, math.inf)

@@ -96,7 +96,10 @@ def image_files(harness: Harness, cache: str) -> Iterator[data.ImageDataset]:
 def _problem(folder: Path) -> str:
     """Return why no read below a folder can be cold; empty if it can."""
     kind = network.file_system(folder)
-    text = f"{folder} is on {kind}, which is memory, so no read is cold; give --data-root a disk"
+    text = (
+        f"{folder} is on {kind}, which lies in memory, so no read can be cold; set --data-root "
+        "to a folder on a disk"
+    )
     return text if kind in IN_MEMORY else ""
 
 
@@ -208,8 +211,8 @@ def measure_loading(
 def _share(num_images: int, world_size: int, rank: int, seed: int) -> "DistributedSampler[Any]":
     if num_images < world_size:
         raise ValueError(
-            f"{num_images} samples are fewer than {world_size} ranks; choose a larger --size or "
-            "fewer ranks"
+            f"the data set has {num_images} samples, fewer than the {world_size} ranks; choose a "
+            "larger --size or fewer ranks"
         )
     return DistributedSampler(range(num_images), world_size, rank, seed=seed, drop_last=True)  # type: ignore[arg-type]
 
@@ -229,7 +232,9 @@ def _images(harness: Harness, dataset: str, cache: str) -> Iterator[data.ImageDa
 
 def _ignored(options: dict[str, Any], device: torch.device) -> dict[str, str]:
     """Return option -> why it has no effect here."""
-    ignored = {"persistent_workers": "the epochs never end, so no workers stop between them"}
+    ignored = {
+        "persistent_workers": "the measured epoch never ends, so workers never stop between epochs"
+    }
     if options["num_workers"] == 0:
         for name in ("persistent_workers", "prefetch_factor"):
             ignored[name] = "there are no workers"
@@ -248,7 +253,7 @@ def _check(
     if int(times.max()) > 1:
         raise RuntimeError(
             f"sample {int(times.argmax())} came {int(times.max())} times in one epoch instead of "
-            "once; the ranks do not share the data set, so do not use this case"
+            "once; the ranks do not divide the data set correctly, so do not use this result"
         )
     return {"each_sample_once": True}
 

@@ -58,6 +58,6 @@ def check(*splits: tuple[np.ndarray, np.ndarray]) -> None:
         content.update(images.tobytes() + labels.astype(np.uint8).tobytes())
     if (found := content.hexdigest()) != SHA256:
         raise RuntimeError(
-            f"{NAME} has the SHA-256 checksum {found} instead of {SHA256}: it was altered; remove "
-            f"the folder {FOLDER} and make it again"
+            f"{NAME} has the SHA-256 checksum {found} instead of {SHA256}, so its files were "
+            f"altered; remove the folder {FOLDER} and run lockstep run data make again"
         )

@@ -52,7 +52,7 @@ def refusal(precision: str, capability: tuple[int, int] | None) -> str | None:
     exempt = ("fp32", "fp16") if capability else ("fp32", "bf16")
     if precision in exempt or (capability is not None and capability >= _AMPERE):
         return None
-    here = f"capability {capability[0]}.{capability[1]}" if capability else "a CPU"
+    here = f"compute capability {capability[0]}.{capability[1]}" if capability else "a CPU"
     return (
         f"{precision} needs an NVIDIA GPU of compute capability 8.0 or newer; "
         f"this rank runs on {here}"

@@ -265,22 +265,23 @@ class WorkloadMeasurement(Measurement):
             return f"rank {wrong[0]} on {harness.rank_hosts[wrong[0]]}{more}"
 
         if not (math.isfinite(first) and math.isfinite(last)):
-            where = "the mean of all ranks"
+            where = "average over all ranks"
             for at in ("last", "first"):  # in the next step a NaN of one rank is on all ranks
                 if bad := [rank for rank, own in enumerate(ranks) if not math.isfinite(own[at])]:
                     where = "every rank" if len(bad) == len(ranks) else named(bad)
             raise RuntimeError(
-                f"the loss is not finite on {where}: {first} at the first step, {last} at the last"
+                f"the loss is not finite on {where}: {first} at the first step, {last} at the last "
+                "step"
             )
         if harness.measures and last >= first:
             raise RuntimeError(
-                f"the loss did not fall: {first:.4f} at the first step, {last:.4f} at the last"
+                f"the loss did not fall: {first:.4f} at the first step, {last:.4f} at the last step"
             )
         checksum = ranks[0]["parameters"]
         if other := [rank for rank, own in enumerate(ranks) if own["parameters"] != checksum]:
             raise RuntimeError(
-                f"{named(other)} holds other parameters than rank 0 on {harness.rank_hosts[0]} "
-                "after equal updates"
+                f"{named(other)} has other parameters than rank 0 on {harness.rank_hosts[0]} after "
+                "the same updates"
             )
         checks = {"loss_first": first, "loss_last": last}
         if checksum is not None:
@@ -356,8 +357,9 @@ def fit(
             rank, host, error_there = out[0], harness.rank_hosts[out[0]], ranks[out[0]][0]
             if len({count for _, count in ranks}) > 1:
                 raise memory.ExhaustedError(
-                    f"rank {rank} on {host} ran out of memory at another collective than the other "
-                    f"ranks, so the case cannot continue with half the batch: {error_there}"
+                    f"rank {rank} on {host} ran out of memory at another point of the step than "
+                    "the other ranks, so the case cannot continue with half the batch: "
+                    f"{error_there}"
                 )
         # Not before the check above: empty_cache waits for the device, where a collective that
         # another rank did not call never ends.
@@ -374,8 +376,8 @@ def fit(
         half = halve_batch(local_batch, pieces)
         if half is None:
             raise memory.ExhaustedError(
-                f"rank {rank} on {host} has no memory for {local_batch} samples, which cannot be "
-                f"halved: {error_there}"
+                f"rank {rank} on {host} has no memory for {local_batch} samples, and this batch "
+                f"cannot be halved: {error_there}"
             )
         local_batch = half
 
@@ -398,17 +400,19 @@ def add_advice(local_batch: int, config: "StepConfig", *, is_strong: bool) -> It
         kind = ValueError if isinstance(error, ValueError) else RuntimeError
         batch = "global" if is_strong else "local"
         halving = (
-            "" if isinstance(error, memory.ExhaustedError) else "--on-oom halve, with a flag, or "
+            ""
+            if isinstance(error, memory.ExhaustedError)
+            else "--on-oom halve, which flags the result, or "
         )
         recipes = [
             f"a smaller batch ({halving}--{batch}-batch)",
-            f"the batch in parts (--set accumulation={2 * config.accumulation})",
+            f"more micro-batches (--set accumulation={2 * config.accumulation})",
         ]
         if not config.activation_checkpointing:
             recipes.append("fewer activations (--set activation_checkpointing=true)")
         raise kind(
             f"{_first_line(error)}; {local_batch // config.accumulation} samples at once need more "
-            f"memory than there is; try one of: {'; '.join(recipes)}"
+            f"memory than there is; try {', or '.join(recipes)}"
         ) from error
 
 

@@ -119,8 +119,8 @@ class TrainStep:
         self._own_step = own.step if own else None
         if self._own_step and config.accumulation > 1:
             raise ValueError(
-                "this workload has its own step, in which Lockstep cannot accumulate; leave out "
-                "the study accumulation"
+                "the workload has its own step, in which Lockstep cannot accumulate gradients; "
+                "leave out the study accumulation"
             )
         self._is_scaled = config.precision == "fp16"
         self.scaler = torch.amp.GradScaler(device.type, enabled=self._is_scaled)
@@ -228,8 +228,8 @@ def wrap(model: nn.Module, config: "StepConfig", device: torch.device, own: Work
         deep = [block for block in modules if any(True for _ in block.children())]
         if not deep:
             raise ValueError(
-                "activation_checkpointing needs blocks of several layers, and the model has none "
-                "in an nn.Sequential or nn.ModuleList; name them by Workload(blocks=...)"
+                "activation_checkpointing needs blocks of several layers, but the model has none "
+                "in an nn.Sequential or nn.ModuleList; name the blocks by Workload(blocks=...)"
             )
         for block in deep:
             # Checkpoint within FSDP's hooks, which gather the parameters for both computations.
