@@ -4,21 +4,31 @@ Torsten Hoefler and Roberto Belli, "Scientific Benchmarking of Parallel Computin
 doi 10.1145/2807591.2807644.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from statistics import fmean
 from typing import Literal, NamedTuple
 
-from lockstep.core.formats import DASH, counted, listed
+from lockstep.core.formats import DASH, counted, listed, size_of
 from lockstep.core.metrics import NOTABLE
-from lockstep.core.studies import LADDERS, OTHER, TRAINING
+from lockstep.core.studies import LADDERS, OTHER, SWEEPS, TRAINING
 from lockstep.report.check.curve_rules import WIDEST_STEP
 from lockstep.report.compute.alternatives import factor_ladders
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Results
 from lockstep.report.page import facts
+from lockstep.report.page.collective_tables import message_bytes
 from lockstep.report.page.parts import MIN_JOINED, Panel, absolute, baseline_text, panel, table
 
 State = Literal["held", "not held", "does not apply"]
+# With fewer launches only a gross departure from the normal distribution would show.
+FEWEST_VALUES = 8
+# 5 % point of Anderson and Darling's statistic with mean and variance estimated (D'Agostino and
+# Stephens, Goodness-of-Fit Techniques, 1986, table 4.7).
+CRITICAL = 0.752
+# Messages further apart than nccl-tests' sweeps by 2 or 4 leave the curve between them unknown.
+WIDEST_SWEEP = 4
 # Facts that are needed to repeat the measurement.
 SETUP = ("torch", "device_names", "ranks", "environment")
 MARKS: dict[State, str] = {"held": "\u2713", "not held": "\u2717", "does not apply": DASH}
@@ -81,11 +91,7 @@ def checklist(results: Results, series: Sequence[Series]) -> list[Checked]:
             _share(measured, lambda p: p.rate_interval, "{} had a 95 % interval over launches",
                    "nothing was measured here"),
         ),
-        (
-            "Check that noise is normal before assuming it",
-            (False, "assumed for the logarithms of rates, since few launches cannot show it")
-            if measured else (None, "no interval is given"),
-        ),
+        ("Check that noise is normal before assuming it", _normality(series, bool(measured))),
         (
             "Compare by intervals or tests, not bare numbers",
             (known == len(ratios), f"{known} of {num_ratios} had an interval that includes the "
@@ -114,8 +120,9 @@ def checklist(results: Results, series: Sequence[Series]) -> list[Checked]:
         (
             "Draw what supports the text; join points only if the line has a meaning",
             _lines(
+                measured,
                 [(each.label, "ranks", [p.world_size for p in each.points]) for each in compared]
-                + [(each.label, each.factor, [*map(each.value, each.points)]) for each in over]
+                + [(each.label, each.factor, [*map(each.value, each.points)]) for each in over],
             ),
         ),
     ]  # fmt: skip
@@ -166,6 +173,54 @@ def _left_out(results: Results) -> Verdict:
     return True, "all that was planned was measured"
 
 
+def _normality(series: Sequence[Series], is_measured: bool) -> Verdict:
+    """Check log rates of launches, minus their point's mean, over the deviation of the series.
+
+    Subtracting a mean of n values removes 1/n of their variance; a factor restores it.
+    """
+    if not is_measured:
+        return None, "no interval is given"
+    values: list[float] = []
+    for curve in series:
+        residuals: list[float] = []
+        for point in curve.points:
+            if curve.row.origin == "measured" and point.num_launches >= 3:
+                logs = [math.log(rate) for rate in point.rates]
+                factor = math.sqrt(len(logs) / (len(logs) - 1))
+                residuals += [factor * (value - fmean(logs)) for value in logs]
+        spread = math.sqrt(fmean(value**2 for value in residuals)) if residuals else 0.0
+        values += [value / spread for value in residuals if spread]
+    count = counted(len(values), "launch")
+    if len(values) < FEWEST_VALUES:
+        return False, (
+            f"assumed for the logarithms of rates: {count} at points of 3 or more are too few to "
+            "check"
+        )
+    statistic = anderson_darling(values)
+    sign = "below" if statistic < CRITICAL else "above"
+    return statistic < CRITICAL, (
+        f"checked for the logarithms of rates of {count}: Anderson-Darling {statistic:.2f} is "
+        f"{sign} its 5 % point of {CRITICAL}"
+    )
+
+
+def anderson_darling(values: Sequence[float]) -> float:
+    """Return Anderson and Darling's statistic against a normal distribution fitted to the values.
+
+    A2 = -n - sum((2i - 1) (ln F(z_i) + ln(1 - F(z_{n+1-i})))) / n, times 1 + 0.75/n + 2.25/n2 for
+    the estimated mean and variance (D'Agostino and Stephens, 1986, section 4.8.5).
+    """
+    # scipy.stats has it, too, and takes seconds to import.
+    from scipy.special import log_ndtr
+
+    n, mean = len(values), fmean(values)
+    spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
+    ranked = sorted((value - mean) / spread for value in values)
+    logs = log_ndtr(ranked) + log_ndtr([-value for value in reversed(ranked)])
+    total = sum((2 * i - 1) * float(log) for i, log in enumerate(logs, start=1))
+    return (-n - total / n) * (1 + 0.75 / n + 2.25 / n**2)
+
+
 def _setup(results: Results, measured: Sequence[Point]) -> Verdict:
     launches = results.launches
     trained = {row.launch for point in measured for row in point.rows if row.training}
@@ -207,12 +262,36 @@ def _timing(measured: Sequence[Point]) -> Verdict:
     return len(timed) == len(rows), "; ".join(texts) or f"{share} timed here"
 
 
-def _lines(curves: Sequence[tuple[str, str, Sequence[float]]]) -> Verdict:
-    """Judge lines, each a label, what varies and the values, by how far apart the values lie."""
+def _lines(
+    measured: Sequence[Point], curves: Sequence[tuple[str, str, Sequence[float]]]
+) -> Verdict:
+    """Judge lines by the distance between the values that they join.
+
+    A curve is a label, what varies, and the values; a collective's line joins message sizes at the
+    largest world size.
+    """
+    points = [point for point in measured if point.rows[0].study in SWEEPS]
+    largest = max((point.world_size for point in points), default=0)
+    sizes: dict[str, set[float]] = {}
+    for point in points:
+        if point.world_size == largest:
+            sizes.setdefault(point.rows[0].workload, set()).add(message_bytes(point))
+    swept = {name: sorted(own) for name, own in sizes.items() if len(own) >= MIN_JOINED}
     drawn = [curve for curve in curves if len(curve[2]) >= MIN_JOINED]
-    for label, noun, values in drawn:
-        for small, large in pairwise(values):
-            if large > WIDEST_STEP * small:
-                return False, f"a line joins {small:g} and {large:g} {noun}: {label}"
-    text = f"lines of {counted(len(drawn), 'curve')} join sizes at most a factor of {WIDEST_STEP:g}"
-    return (True, f"{text} apart") if drawn else (None, "no line is drawn")
+    if not (drawn or swept):
+        return None, "no line is drawn"
+    lines = [(label, f" {noun}", values, WIDEST_STEP) for label, noun, values in drawn]
+    lines += [(name, "", messages, WIDEST_SWEEP) for name, messages in swept.items()]
+    for label, noun, values, widest in lines:
+        for pair in pairwise(values):
+            if pair[1] > widest * pair[0]:
+                small, large = (f"{value:g}" if noun else size_of(value) for value in pair)
+                return False, f"a line joins {small} and {large}{noun}: {label}"
+    apart = "join {} at most a factor of {:g} apart".format
+    texts = ["launches and intervals are drawn"] if drawn and measured else []
+    if drawn:
+        texts.append(f"lines of {counted(len(drawn), 'curve')} {apart('sizes', WIDEST_STEP)}")
+    if swept:
+        count = counted(len(swept), "collective")
+        texts.append(f"those of {count} {apart('messages', WIDEST_SWEEP)}")
+    return True, "; ".join(texts)
