@@ -67,10 +67,11 @@ def describe(
         "command": command,
         "own_tests": own_tests,
         "own_commit": f"at commit {commit}{changes}" if commit
-        else "whose commit was not recorded",
+        else "at a commit that was not recorded",
         "software": {each: str(provenance.get(each) or DASH) for each in SOFTWARE},
         "image": str(
-            provenance.get("image_sha256") or "none, since the launches ran outside a container"
+            provenance.get("image_sha256")
+            or "there is no image, because the launches ran outside a container"
         ),
         "seed": str(provenance.get("seed", DASH)),
         "devices": listed(provenance.get("device_names") or [DASH]),

@@ -50,8 +50,8 @@ KINDS = {
     SAME: ("same", "the same within {margin:g} %"),
     UNKNOWN: ("too noisy", "too noisy ({seen})"),
     BARE: ("no repeat", "without repeats"),
-    EQUAL: ("equal launches", "of unknown noise, since launches are equal to the last digit"),
-    ONE_JOB: ("one job", "of unknown noise, since repeats share a job"),
+    EQUAL: ("equal launches", "of unknown noise, because launches are equal to the last digit"),
+    ONE_JOB: ("one job", "of unknown noise, because repeats share a job"),
     BLOCKED: ("blocked", "blocked by the check"),
 }
 MOST_CHANGE = 10.0  # factor; larger changes are obvious
@@ -154,7 +154,7 @@ def difference(comparison: Comparison) -> str:
         return f"Other {listed([fact(name) for name in every], MOST_NAMED)}"
     if not main:
         a, b = comparison.sides
-        return f"With no known difference between {a} and {b}"
+        return f"{a} and {b} differ in no recorded fact"
     texts = [f"{fact(k)} {values(b)} instead of {values(a)}" for k, (a, b) in main.items()]
     more = len(every) - min(len(texts), MOST_NAMED)
     named = [*texts[:MOST_NAMED], *([counted(more, "other difference")] if more else [])]
@@ -184,8 +184,7 @@ def sentence(summary: Outcome, margin: float) -> str:
     }
     (text, first), *rest = counts.items()
     if not rest:
-        which = "The only point is" if total == 1 else f"All {total} points are"
-        return f"{claims}. {which} {text}."
+        return f"{claims}. {f'All {total} points are' if total > 1 else 'The point is'} {text}."
     verb = "is" if first == 1 else "are"
     parts = [f"{first} {verb} {text}", *(f"{count} {other}" for other, count in rest)]
     return f"{claims}. Of {counted(total, 'point')}, {joined(parts)}."
@@ -223,10 +222,10 @@ def advice(comparison: Comparison) -> str:
         return f"Measure {b} again: launches that are on both sides cannot show a difference."
     unknown = {
         BARE: "Measure five launches per side: without repeats the noise is unknown.",
-        EQUAL: "Give each launch's own rate, with more digits: equal rates show no noise.",
+        EQUAL: "Give the rate of each launch with more digits: equal rates show no noise.",
         ONE_JOB: (
-            f"Measure the repeats of {a} and of {b} in several jobs: set share_job = false in the "
-            "campaigns."
+            f"Measure the repeats of {a} and of {b} in several jobs: set share_job = false under "
+            "[jobs] in both campaign files."
         ),
     }
     if all(pair and "measured" not in {pair.a[0].origin, pair.b[0].origin}
@@ -239,11 +238,14 @@ def advice(comparison: Comparison) -> str:
         return unknown[kind]
     if summary.kind == "differs":
         if "not-in-turn" in cautions:
-            turns = f"{a} and {b} in the order {a} {b} {b} {a}"
-            return f"Measure {turns}: the difference may be a drift of the machine."
+            order = f"{a} {b} {b} {a}"
+            return f"Measure again in the order {order}: the machine may have drifted."
         names = [fact(name) for name in main_differences(comparison)]
         if len(names) > 1:
-            return f"Set one of {listed(names, 4)} back and measure again to find the cause."
+            return (
+                "Undo one of these differences and measure again to find the cause: "
+                f"{listed(names, 4)}."
+            )
         return f"Run lockstep report to see where the time of {b} goes."
     noisy = [judged.spread or 0.0 for _, judged in comparison.points if judged.verdict == UNKNOWN]
     if not noisy:
@@ -359,14 +361,14 @@ def rule(comparisons: Sequence[Comparison]) -> list[str]:
     if beside and len(levels) > 1:
         beside = f", each of them also corrected for {count} comparisons"
     text = (
-        f"Intervals are at {drawn}{beside}. A point is the same if its interval is within "
-        f"{1 / (1 + margin):.3f} to {1 + margin:.3f}; it is faster or slower if the interval goes "
-        "beyond and excludes 1."
+        f"The level of the intervals is {drawn}{beside}. A point is the same if its interval lies "
+        f"within {1 / (1 + margin):.3f} to {1 + margin:.3f}. It is faster or slower if its "
+        "interval goes beyond this range and excludes 1."
     )
     every = (judged for each in comparisons for _, judged in each.points)
     if any(interval(judged) == TOO_WIDE for judged in every):
         text += (
-            " Too wide means that the launches are too few and differ too much to exclude any "
+            " An interval is too wide if the launches are too few and too different to exclude any "
             "change."
         )
     return [text]
@@ -409,8 +411,8 @@ def asides(comparison: Comparison) -> list[Aside]:
         Aside(
             "Training time",
             ["Time", "Ranks", f"{a} (s)", f"{b} (s)", f"{b} / {a}", "95 % interval", "Case"], spent,
-            f"Times are medians over runs without validation; below 1, {b} is faster. The "
-            "intervals are not corrected for the number of points.",
+            f"Times are medians over runs, without validation. A ratio below 1 means that {b} is "
+            "faster. The intervals are not corrected for the number of points.",
         ),
     ]  # fmt: skip
     return [aside for aside in tables if aside.rows]
@@ -443,7 +445,7 @@ def text(comparison: Comparison, names: tuple[str, str], form: Form) -> list[str
     if comparison.same_facts:
         circumstances.append(f"equal: {listed(comparison.same_facts, 8)}")
     elif not comparison.environment:
-        circumstances.append("environment: it is not recorded on either side")
+        circumstances.append("environment: neither side recorded it")
     cautions = [f"warning: {own.text}" for own in comparison.cautions]
     points = [["verdict", "ranks", "launches", "ratio", "interval", "memory", "case"]]
     for pair, judged in comparison.points:
@@ -458,7 +460,8 @@ def text(comparison: Comparison, names: tuple[str, str], form: Form) -> list[str
         form.listed([
             f"{a}: {names[0]}", f"{b}: {names[1]}",
             f"ratio: rate of {b} / rate of {a}; {b} is faster above 1",
-            f"memory: peak of {b} / peak of {a}, on the rank that needs most; no verdict uses it",
+            f"memory: peak memory of {b} / that of {a}, on the rank with most memory; no verdict "
+            "uses it",
         ]),
         form.listed([f"{difference(comparison)}: {sentence(summary, comparison.margin)}"]),
         form.listed([*circumstances, *cautions]),
@@ -489,6 +492,8 @@ def several(comparisons: Sequence[Comparison], names: Sequence[str], form: Form)
             for cell in line.cells
         ]  # fmt: skip
         rows.append([str(line.pair.world_size), *cells, line.pair.name])
-    head = form.listed(["ratio: rate of each / rate of A; the tables below have the intervals"])
+    head = form.listed(
+        ["ratio: rate of each campaign / rate of A; the tables below have the intervals"]
+    )
     parts = [form.table(rows), head, *each]
     return [lines.plain(line) for part in parts for line in (*part, "")][:-1]

@@ -499,7 +499,7 @@ def row(verdict: Verdict) -> list[str]:
     elif most == 0 and unit == "problems":
         text = "no problem wanted"
     elif least is not None and least < 0:
-        text = f">= {shown(least, unit)} wanted, which is at most {shown(-least, unit)} less"
+        text = f">= {shown(least, unit)} wanted, so at most {shown(-least, unit)} less"
     else:
         text = f"{'>=' if most is None else '<='} {shown(least if most is None else most, unit)}"
         text = f"{text} wanted"

@@ -97,12 +97,12 @@ def _read_imported(path: Path, document: dict[str, Any], results: Results) -> No
             check_value(Details, row.details, where)
             if row.origin not in ORIGINS[1:]:
                 raise ValueError(
-                    f"{where}: the origin is {row.origin}, but that of an imported row must be "
-                    "cited or target"
+                    f"{where}: the origin is {row.origin}, but an imported row must have the "
+                    "origin cited or target"
                 )
             if not isinstance(recorded, list):
                 raise ValueError(
-                    f"{where}: flags is {str(recorded)[:80]!r}, not a list; import it again"
+                    f"{where}: flags is {str(recorded)[:80]!r}, not a list; import the table again"
                 )
             row.flags = list(map(flags.read, recorded))
             results.rows.append(row)

@@ -89,7 +89,8 @@ class Work(_Table):
     production: Production | None = None
     overhead: Share = Field(
         0.0,
-        description="node-hours for restarts, set-up and contingency, as a fraction of the runs'",
+        description="node-hours for restarts, set-up and contingency, as a fraction of the "
+        "node-hours of runs",
     )
     failed_share: Lost = Field(
         0.0, description="node-hours of failed jobs, as a fraction of all node-hours"
@@ -371,8 +372,8 @@ def objections(evaluation: Evaluation, chosen: Chosen, is_example: bool) -> Iter
     results = evaluation.results
     if results.on_cpus:
         text = (
-            "the results are from CPUs, where ranks share cores and memory bandwidth: a "
-            "functional test"
+            "the results are from CPUs, where ranks share cores and memory bandwidth, so they are "
+            "a functional test"
         )
         yield Objection("cpus", text)
     if recorded.KEY in results.campaign:

@@ -207,8 +207,7 @@ def next_step(series: Series) -> dict[str, Any]:
         if q.parallel_efficiency < WORTHWHILE
     )
     if untried := doublings_between(good, bad):
-        why += f", and no size between {good} and {bad} was measured"
-        return step("between", untried, why)
+        return step("between", untried, f"{why}; no size between {good} and {bad} was measured")
     return step("stop", [], why)
 
 
@@ -268,8 +267,8 @@ MEANINGS = {
 # Origin of a ladder's numbers -> text added to every prediction from them.
 ORIGINS = {
     "measured": "",
-    "cited": "; from cited numbers, not measured here",
-    "target": "; from targets, not measured",
+    "cited": "; computed from cited numbers, not measured here",
+    "target": "; computed from targets, not measured",
 }
 
 
@@ -316,7 +315,7 @@ def _assumed(ladder: Ladder) -> list[str]:
     """Return the assumption on the fixed work, if neither scaling nor batches state it."""
     text = (
         "assumed: the total work is fixed, since the table has neither a column scaling (strong, "
-        "weak or fixed-epochs) nor a column global_batch; add one of them if this is wrong"
+        "weak or fixed-epochs) nor a column global_batch; add one of these columns if this is wrong"
     )
     return [text] if ladder.assumed else []
 
@@ -325,9 +324,9 @@ def text(
     series: Series, ladder: Ladder, ranked: Sequence[Candidate], record: Mapping[str, Any]
 ) -> list[str]:
     """Return a record as lines: sizes, rules that continue the curve, the recommendation."""
-    kept = "the work of all ranks" if ladder.fixed == "global" else "the work of each rank"
-    name = f"{name_of(series)} [{series.row.origin}]"
-    lines = [f"{name}: {ladder.metric} in {ladder.unit}; {kept} is fixed", *_assumed(ladder)]
+    whose = "all ranks" if ladder.fixed == "global" else "each rank"
+    head = f"{name_of(series)} [{series.row.origin}]: {ladder.metric} in {ladder.unit}"
+    lines = [f"{head}; the work of {whose} is fixed", *_assumed(ladder)]
     header = ["ranks", ladder.metric, "speed-up", "efficiency %"]
     rows = [[*header, "Karp-Flatt", "gain %", "overhead %"]]
     for point in record["points"]:
@@ -339,7 +338,10 @@ def text(
             percent(point["marginal_efficiency"]),
             percent(over / ladder.times_s[0] if over is not None else None),
         ])  # fmt: skip
-    lines += [*numbers(rows), "gain: speed-up gained per rank added since the previous size"]
+    lines += [
+        *numbers(rows),
+        "gain: speed-up that each added rank brings, compared with the previous size",
+    ]
     if ladder.fixed == "local":
         lines.append(
             f"overhead: time that a {ladder.time_noun} takes beyond the baseline's "
@@ -347,12 +349,11 @@ def text(
         )
     if ranked:
         held_out = listed(ranked[0].held_out)
-        tried = "on published curves only, since no size of this curve could be held out"
-        tried = f"at {held_out} (each held out) and on published curves" if held_out else tried
+        where = f"at the held-out sizes {held_out} and " if held_out else ""
         lines.append("")
         lines.append(
-            "these rules continue the curve; their error is the mean error one doubling ahead, "
-            f"{tried}"
+            "these rules continue the curve; the error is the mean error one doubling ahead, "
+            f"measured {where}on published curves"
         )
         lines += [
             f"{'*' if c is ranked[0] else ' '} {c.rule:8} error {percent(c.error):>5} %   "

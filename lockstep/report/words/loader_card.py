@@ -106,7 +106,7 @@ def card(series: Sequence[Series]) -> list[str]:
     ranks = counted(best.point.world_size, "rank")
     return [
         f"{VERDICTS[loading.kind]} {waits}.", *rows, f"next      {todo}",
-        f"trust     measured with a small model's step and {ranks} loading at once; a larger model "
+        f"trust     the step is that of a small model, and {ranks} load at once; a larger model "
         "may need fewer images per second",
     ]  # fmt: skip
 

@@ -56,8 +56,8 @@ def rate_headlines(series: Sequence[Series], threshold: float) -> list[dict[str,
         kind = "good"
         if not good:
             kind = "open" if any(point.reaches(threshold) is None for point in above) else "below"
-            sure = "it is not shown that any" if kind == "open" else "no"
-            text = f"{sure} value reaches {100 * threshold:.0f} % efficiency; at best {text}"
+            sure = "is shown to reach" if kind == "open" else "reaches"
+            text = f"no value {sure} {100 * threshold:.0f} % efficiency; at best {text}"
         if ladder.is_blocked:
             kind, text = "blocked", BLOCKED
         fewest = min(point.num_launches for point in ladder.points)
@@ -102,7 +102,7 @@ def headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
     made = []
     for ranking in rankings:
         is_study, text = ranking.study in STUDIES, _headline(ranking)
-        flagged = f"{ranking.num_flagged or 'none'} of the {len(ranking.places)} settings flagged"
+        flagged = f"{ranking.num_flagged} of the {len(ranking.places)} settings are flagged"
         launches = counted(ranking.num_launches, "launch")
         trust = f"trust: each setting has at least {launches}; {flagged}"
         made.append(entry(
@@ -155,8 +155,8 @@ def _headline(ranking: Ranking) -> str:
     where = f"on {counted(ranking.world_size, 'rank')}"
     tied = [place.factors for place in _of_kind(ranking, "not_shown_slower")]
     if ranking.is_one:
-        return f"There is nothing to choose {where}, because all settings made the same buckets."
-    text = f"There is nothing to rank {where}."
+        return f"All settings made the same buckets {where}, so there is nothing to choose."
+    text = f"No setting has a valid point {where}."
     if ranking.places:
         first = ranking.places[0]
         best = "Fastest as measured" if tied else "Best"
