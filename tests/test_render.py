@@ -145,7 +145,7 @@ def test_a_size_is_called_good_where_its_whole_interval_is_and_else_launches_are
     data = data_of(tmp_path)
     (tile,) = [one for one in data["tiles"] if one["label"] == "Largest good size"]
     assert tile["value"] == size
-    assert ("; not shown at" in tile["note"]) == (size == "not shown")
+    assert ("not shown to reach it" in tile["note"]) == (size == "not shown")
     assert ("on the GPUs" in data["next"]) == (device == "cpu")
     assert asked in data["next"] or data["next"] == next_step.ON_GPUS
 
@@ -279,8 +279,8 @@ def test_the_loader_names_its_knee_and_what_had_no_effect(tmp_path):
     write(tmp_path, document("w1-r0", 1, cases))
     part = section(data_of(tmp_path), "loader")
     assert part["lead"] == [
-        "Knee of memmap on 1 rank: num_workers=2 is the smallest number within 5 % of the "
-        "best throughput, at 12\u202f300 images/s."
+        "Knee of memmap on 1 rank: num_workers=2 gives 12\u202f300 images/s. It is the "
+        "smallest number within 5 % of the best throughput."
     ]
     for settings, why in (
         ("1 of 4 settings", f"{no_workers}: prefetch_factor."),

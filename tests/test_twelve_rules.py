@@ -75,7 +75,7 @@ def test_heavy_tails_are_no_normal_noise(tmp_path):
         write(tmp_path, document(f"w1-r{repeat}", 1, {"a": record(step_s=step_s)}, **own))
     kept = listed(tmp_path)[5]
     assert kept.state == "not held"
-    assert "above its 5 % point of 0.752" in kept.evidence
+    assert "above its critical value at 5 %, 0.752" in kept.evidence
 
 
 @pytest.mark.filterwarnings("ignore:As of SciPy:FutureWarning")
