@@ -495,7 +495,10 @@ def curve_breaks(series: Series) -> Iterator[Finding]:
             ]
             if over and all(grown > (1 - NOTABLE_LOSS) * count for count, grown in over):
                 kind, (count, grown) = "node-shares", over[-1]
-                text = f"{text}, but {count} nodes give {ratio(grown)} times the throughput of one"
+                text = (
+                    f"{text}, but {count} nodes give {ratio(grown)} times the throughput of one "
+                    "node"
+                )
                 action = (
                     "check the input first: each added node brings its own loader workers, cores "
                     "and disks"
@@ -549,8 +552,8 @@ def published_ratio(series: Series) -> Iterator[Finding]:
             computed = ratios[name == "efficiency"]
             own = column.get(size, computed) / column.get(base, 1.0)
             if size in column and abs(own / computed - 1) > ROUNDED:
-                text = (f"the stated {name} over world size {base} is {ratio(own)}, but the values "
-                        f"give {ratio(computed)}")  # fmt: skip
+                text = (f"the stated {name} relative to world size {base} is {ratio(own)}, but the "
+                        f"values give {ratio(computed)}")  # fmt: skip
                 yield fact("published-ratio", text, size, ratio=name,
                            published=own, computed=computed, baseline=base)  # fmt: skip
 

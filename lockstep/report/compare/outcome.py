@@ -346,24 +346,22 @@ def omissions(comparison: Comparison) -> list[str]:
 def rule(comparisons: Sequence[Comparison]) -> list[str]:
     """Return sentences on the level of the intervals and the verdicts; none without intervals."""
     levels = {}
+    margin, count = comparisons[0].margin, comparisons[0].comparisons
     for comparison in comparisons:
         if tested := sum(judged.interval is not None for _, judged in comparison.points):
+            points = counted(tested, "point") + (f" and {count} comparisons" if count > 1 else "")
             levels[comparison.sides[1]] = (
-                f"{100 * (1 - comparison.error):.3g} %, corrected for {counted(tested, 'point')}"
+                f"{100 * (1 - comparison.error):.3g} %, corrected for {points}"
             )
     if not levels:
         return []
-    margin, count = comparisons[0].margin, comparisons[0].comparisons
-    drawn = ", ".join(
-        level if len(comparisons) == 1 else f"{level} ({side})" for side, level in levels.items()
+    drawn = "; ".join(
+        level if len(comparisons) == 1 else f"{side}: {level}" for side, level in levels.items()
     )
-    beside = f" and {count} comparisons" if count > 1 else ""
-    if beside and len(levels) > 1:
-        beside = f", each of them also corrected for {count} comparisons"
     text = (
-        f"The level of the intervals is {drawn}{beside}. A point is the same if its interval lies "
-        f"within {1 / (1 + margin):.3f} to {1 + margin:.3f}. It is faster or slower if its "
-        "interval goes beyond this range and excludes 1."
+        f"Level of the intervals: {drawn}. A point is the same if its interval lies within "
+        f"{1 / (1 + margin):.3f} to {1 + margin:.3f}. It is faster or slower if its interval goes "
+        "beyond this range and excludes 1."
     )
     every = (judged for each in comparisons for _, judged in each.points)
     if any(interval(judged) == TOO_WIDE for judged in every):

@@ -377,8 +377,8 @@ def _read_job(path: Path, job: list[dict[str, str]], dataset_size: int, imported
     }  # fmt: skip
     imported.add(name, row, facts)
     imported.facts.append(
-        f"job {first['jobid']}: {rate:.0f} images/s on {counted(size, 'rank')}, "
-        f"mean of {counted(len(timed), 'epoch')} of {dataset_size} images"
+        f"job {first['jobid']}: {rate:.0f} images/s on {counted(size, 'rank')}, mean over "
+        f"{counted(len(timed), 'epoch')} of {dataset_size} images each"
     )
     imported.warnings += [f"{path.name}: job {first['jobid']}: {each}" for each in flags]
 

@@ -113,7 +113,9 @@ def _read_launch(
 ) -> None:
     entries = document.get("benchmarks") if isinstance(document, dict) else None
     if not isinstance(entries, list):
-        raise ValueError(f"{path}: not a pytest-benchmark file: it has no list 'benchmarks'")
+        raise ValueError(
+            f"{path}: this is not a pytest-benchmark file, because it has no list 'benchmarks'"
+        )
     facts = document.get(record.KEY) or {}
     if not isinstance(facts, dict):
         raise ValueError(f"{path}: the facts of the launch must be one JSON object")

@@ -412,7 +412,7 @@ def values(table: Table) -> tuple[list[tuple[str, ...]], Lines]:
     for column in columns:
         meaning = column.name if column.name in COLUMNS else "unknown column, kept as a detail"
         if re.search(r"(?i)speed.?up|efficiency", column.name):
-            meaning += ", which lockstep check compares with the values"
+            meaning = f"{meaning}; lockstep check compares the column with the values"
         unit, cell = column.unit or column.units[0], column.cells[0]
         if not cell and column.name == "n":
             cell = f"{counts[0].get('nodes')} x {counts[0].get('ranks_per_node')}"

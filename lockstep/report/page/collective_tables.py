@@ -95,7 +95,7 @@ def _bandwidth_figure(sweeps: Mapping[str, Sweep], ranks: int, wire: float | Non
         "collective-bandwidth", f"Collectives: {name} on {counted(ranks, 'rank')}",
         f"{name} (GB/s)", curves, ylog=True, lines=[{"y": wire, "label": "wire"}] if wire else [],
         xlabel="Message size", size_ticks=True, fit="fitted: latency + bytes / rate",
-        note=f"Bars: 95 % intervals of the time, over launches.{carried}",
+        note=f"Bars are 95 % intervals of the time, over launches.{carried}",
     )  # fmt: skip
 
 

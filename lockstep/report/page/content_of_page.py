@@ -187,7 +187,7 @@ def _scaling_tiles(about: Headline, home: str) -> list[tuple[str, str, str, str]
         needed = "more launches"
         if not all(each.efficiency_interval for each in unshown):
             needed = f"at least {next_step.WANTED_LAUNCHES} launches of each size"
-        note += f"; {sizes} {noun}s are not shown to reach it: measure {needed}"
+        note = f"{note}; {sizes} {noun}s are not shown to reach this: measure {needed}"
     interval = point.efficiency_interval
     span = f"{percent_span(interval)} %" if interval else no_interval(point, about.series.base)
     gain = f"{headline.gain(point)} {counted(about.series.baseline, noun)}"

@@ -197,7 +197,7 @@ def _predicted_text(curves: list[dict[str, Any]]) -> str:
             )
     if len(texts) > MAX_NAMED:
         texts[MAX_NAMED:] = [f"and {len(texts) - MAX_NAMED} more"]
-    legend = "Dotted with a hollow mark: predicted by the chosen rule, not measured"
+    legend = "A dotted line with a hollow mark is predicted by the chosen rule, not measured"
     return f" {legend} ({'; '.join(texts)})." if texts else ""
 
 

@@ -309,7 +309,7 @@ def _grid(study: str, index: int, grid: Grid) -> Figure:
                                            "is_shown": c.is_shown} for c in each]
                   for each in cells],
         "xlabel": "Ranks", "ylabel": names,
-        "desc": f"Throughput by {names} over that of {reference}. {described}.",
+        "desc": f"Throughput by {names}, divided by that of {reference}. {described}.",
     }  # fmt: skip
 
 

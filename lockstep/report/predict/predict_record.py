@@ -139,8 +139,8 @@ def _efficiency(point: Point, floor: float) -> str:
     text, span = f"efficiency {percent(point.parallel_efficiency)} %", point.efficiency_interval
     if span is None:
         return text
-    text += f" (95 % interval {percent_span(span)} %"
-    return text + (", which includes the limit)" if span[0] < floor <= span[1] else ")")
+    text = f"{text} (95 % interval {percent_span(span)} %"
+    return f"{text}, which includes the limit)" if span[0] < floor <= span[1] else f"{text})"
 
 
 def _run_times_s(series: Series, samples: float | None) -> dict[int, float]:
@@ -349,11 +349,11 @@ def text(
         )
     if ranked:
         held_out = listed(ranked[0].held_out)
-        where = f"at the held-out sizes {held_out} and " if held_out else ""
+        curves = f"published curves and the held-out sizes {held_out}"
         lines.append("")
         lines.append(
-            "these rules continue the curve; the error is the mean error one doubling ahead, "
-            f"measured {where}on published curves"
+            "these rules continue the curve; the error is the mean error one doubling ahead, on "
+            f"{curves if held_out else 'published curves'}"
         )
         lines += [
             f"{'*' if c is ranked[0] else ' '} {c.rule:8} error {percent(c.error):>5} %   "

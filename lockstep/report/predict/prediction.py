@@ -468,8 +468,8 @@ def _warnings(ladder: Ladder, at: int) -> Iterator[str]:
         yield obstacle.fact
     if at > largest:
         yield (
-            f"a break of the curve between {largest} and {at} would go unnoticed, such as the step "
-            "to a second node or a saturated network"
+            f"a break of the curve between {largest} and {at} would go unnoticed, for example at "
+            "the first size on two nodes or on a saturated network"
         )
     if at > largest and ladder.breaks:
         broken = f"the curve breaks at {ladder.breaks[-1].world_size}"

@@ -221,9 +221,9 @@ def choices(series: Series, threshold: float) -> list[Choice]:
     # Work costs least per device where the efficiency is highest: a larger size must be shown.
     cheap = (series.good(1.0) or [series.base])[-1]
     good, unshown = series.good(threshold), series.unshown(threshold)
-    lacking = "each larger size is shown to stay below it"
+    lacking = "each larger size is shown to be less efficient"
     if unshown:
-        lacking = "measure more launches to show it"
+        lacking = "measure more launches to find this size"
     fast = max(points, key=lambda point: (point.rate, -point.world_size))
     slower = {point.world_size: _is_slower(point, fast) for point in points if point is not fast}
     equal = next(point for point in points if not slower.get(point.world_size))
@@ -242,7 +242,7 @@ def choices(series: Series, threshold: float) -> list[Choice]:
         Choice(
             "shortest time", equal.world_size if is_known else None,
             "; ".join(filter(None, [_why(equal), beside])) if is_known
-            else "measure more launches to show it",
+            else "measure more launches to find this size",
             beside=beside,
         ),
     ]  # fmt: skip

@@ -19,8 +19,8 @@ BOUND = (
 )
 # The basis of figures that were not measured here.
 IMPORTED = {
-    "cited": "Cited: published or logged by others, not measured by Lockstep.",
-    "target": "Targets: expected by their authors, measured by nobody.",
+    "cited": "Cited: others published or logged these numbers; Lockstep did not measure them.",
+    "target": "Targets: their authors expect these numbers; nobody measured them.",
 }
 
 

@@ -56,8 +56,8 @@ def rate_headlines(series: Sequence[Series], threshold: float) -> list[dict[str,
         kind = "good"
         if not good:
             kind = "open" if any(point.reaches(threshold) is None for point in above) else "below"
-            sure = "is shown to reach" if kind == "open" else "reaches"
-            text = f"no value {sure} {100 * threshold:.0f} % efficiency; at best {text}"
+            text = f"{100 * threshold:.0f} % efficiency; at best {text}"
+            text = f"no value {'is shown to reach' if kind == 'open' else 'reaches'} {text}"
         if ladder.is_blocked:
             kind, text = "blocked", BLOCKED
         fewest = min(point.num_launches for point in ladder.points)
@@ -131,11 +131,12 @@ def lines(ranking: Ranking) -> list[str]:
         rows.append(f"  {factors_text(place.factors):<32}{rate}{memory} {beside}".rstrip())
     trust = counted(ranking.num_launches, "launch")
     tied = _of_kind(ranking, "not_shown_slower")
-    hint = "; use more --repeats to tell closer settings apart" if tied else ""
+    hint = "next      use more --repeats to tell the tied settings apart"
     return [
         _headline(ranking),
         *rows,
-        f"trust     {ranking.study}, {_about(ranking)}; {trust} of each setting{hint}",
+        *[hint] * bool(tied),
+        f"trust     {ranking.study}, {_about(ranking)}; {trust} of each setting",
     ]
 
 
@@ -161,7 +162,7 @@ def _headline(ranking: Ranking) -> str:
         first = ranking.places[0]
         best = "Fastest as measured" if tied else "Best"
         if ranking.study not in STUDIES:  # a user's values may change the work of a step
-            best = "Fastest, if all do the same work,"
+            best = "Fastest, if all settings do the same work,"
         if first.kind != "best":
             best = "Only one setting was measured"
         rate = f"{number(first.rate)} {ranking.unit}/s"
@@ -170,7 +171,7 @@ def _headline(ranking: Ranking) -> str:
     others = {
         "statistically tied with it": tied,
         "the same buckets": [place.factors for place in _of_kind(ranking, "same_buckets")],
-        f"without a valid point {where}": ranking.absent,
+        f"settings without a valid point {where}": ranking.absent,
     }
     more = "; ".join(f"{what}: {_some(own)}" for what, own in others.items() if own)
     return f"{text} {capital(more)}." if more else text
