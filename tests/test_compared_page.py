@@ -55,7 +55,7 @@ def test_the_document_of_an_optimisation_says_what_was_lost_tried_and_gained(mea
     text = (tmp_path / "made" / "proposal.md").read_text()
     headings = re.findall("^## (.*)$", text, re.MULTILINE)
     assert headings[2:6] == [
-        "Lost time and its causes", "What was tried", "What the changes gained", "What is still lost",
+        "Lost time and its causes", "What was tried", "What it gained", "What is still lost",
     ]  # fmt: skip
     lost, tried, gained = (text.split(f"## {name}")[1].split("\n## ")[0] for name in headings[2:5])
     assert "Lost to" in lost

@@ -196,7 +196,10 @@ def test_a_wrong_key_is_refused_and_the_key_follows_no_redirection(folder, monke
         assert (sent.kind, other.heard, other.uri in sent.why) == ("refused", 0, True)
         monkeypatch.setenv(tracked.KEY_VARIABLE, "wrong")
         sent = send(folder, other)
-    assert (sent.kind, sent.why) == ("refused", "the server answers POST /runs with 401 Unauthorized")
+    assert (sent.kind, sent.why) == (
+        "refused",
+        "the server answers POST /runs with 401 Unauthorized",
+    )
 
 
 def test_a_run_that_is_refused_keeps_no_other_back(folder):

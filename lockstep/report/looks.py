@@ -53,8 +53,7 @@ class Look:
         lost = f" This judgement is not recorded: {self.unrecorded}." if self.unrecorded else ""
         return (
             f"This is judgement {self.number} of these launches, {which}. All judgements share one "
-            f"risk of a false claim, and this judgement uses {100 * self.share:.3g} % of this risk."
-            f"{lost}"
+            f"risk of a false claim, and this judgement uses {100 * self.share:.3g} % of it.{lost}"
         )
 
 

@@ -73,9 +73,7 @@ names what was varied at one size, such as strategy, splits the table by its val
     "--cost-per-gpu-hour", type=click.FloatRange(min=0),
     help="Price of a GPU-hour; adds costs to the report.",
 )  # fmt: skip
-@click.option(
-    "--force", is_flag=True, help="Overwrite the file even if it is not a Lockstep report."
-)
+@click.option("--force", is_flag=True, help="Overwrite a file that is not a Lockstep report.")
 @click.option("--svg", is_flag=True, help="Write figures/ beside the page, as SVG.")
 @click.option("--pdf", is_flag=True, help="Write figures/ beside the page, as PDF.")
 @click.option("--png", is_flag=True, help="Write figures/ beside the page, as PNG.")
@@ -85,7 +83,7 @@ names what was varied at one size, such as strategy, splits the table by its val
     help="Write a pack for a compute-time proposal, paper or slides instead of a page.",
 )  # fmt: skip
 @click.option(
-    "--to", type=click.Path(path_type=Path), help="Folder of the pack. [default: DIR-PROGRAMME]"
+    "--to", type=click.Path(path_type=Path), help="Folder of the pack [default: DIR-PROGRAMME]."
 )
 @click.option("--work", help="TOML file of what you apply for, or `example`.")
 @click.option("--despite", is_flag=True, help="Write the pack even if there are objections.")

@@ -71,7 +71,7 @@ def describe(
         "software": {each: str(provenance.get(each) or DASH) for each in SOFTWARE},
         "image": str(
             provenance.get("image_sha256")
-            or "there is no image, because the launches ran outside a container"
+            or "no image, because the launches ran outside a container"
         ),
         "seed": str(provenance.get("seed", DASH)),
         "devices": listed(provenance.get("device_names") or [DASH]),

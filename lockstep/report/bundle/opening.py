@@ -149,8 +149,7 @@ def open_archive(archive: Path) -> Iterator[Path]:
         } - {SUMS}  # fmt: skip
         if odd := sorted(there ^ sums.keys()):
             raise ValueError(
-                f"{archive}: {one_line(odd[0][:80])!r} is missing, or {SUMS} does not list it; "
-                "copy the archive again"
+                f"{archive}: {one_line(odd[0][:80])!r} is missing, or {SUMS} does not list it"
             )
         for file, known in sums.items():
             if digest(folder / file) != known:

@@ -414,8 +414,7 @@ def _batches(series: Series, name: str) -> list[int]:
 @rule(
     "super-linear",
     "warning",
-    "an efficiency above 100 % may come from a slow baseline, better use of caches or "
-    "different work",
+    "an efficiency above 100 % may come from a slow baseline, better caching or different work",
     "measure the baseline and this size again in one campaign, and state the cause",
     "ladders",
 )
@@ -462,7 +461,7 @@ def ladder_gap(evidence: Evidence) -> Iterator[Finding]:
 def no_baseline(series: Series) -> Iterator[Finding]:
     """The smallest size of a curve is above 1."""
     if (size := series.baseline) > 1:
-        text = f"the smallest size is {size}, so efficiency there is 1 by definition"
+        text = f"the smallest size is {size}, so its efficiency is 1 by definition"
         yield fact("baseline", text, size, size=size)
 
 
@@ -499,10 +498,7 @@ def curve_breaks(series: Series) -> Iterator[Finding]:
                     f"{text}, but {count} nodes give {ratio(grown)} times the throughput of one "
                     "node"
                 )
-                action = (
-                    "check the input first: each added node brings its own loader workers, cores "
-                    "and disks"
-                )
+                action = "check the input first: each node brings its own workers, cores and disks"
                 values |= {"nodes": count, "grown": grown}
         yield fact(kind, text, break_.world_size, action=action, **values)
 
@@ -577,8 +573,7 @@ def _number(row: Row, names: str) -> float:
     "epoch-against-run",
     "warning",
     "the run spends time outside its epochs, or its number of epochs differs by size",
-    "state whether a speed-up is of an epoch or of the run, and find what takes time between "
-    "epochs",
+    "state whether a speed-up is of an epoch or of the run, and find what takes the other time",
 )
 def epoch_against_run(evidence: Evidence) -> Iterator[Finding]:
     """An epoch and the whole run of one import have different speed-ups."""
@@ -602,7 +597,7 @@ def epoch_against_run(evidence: Evidence) -> Iterator[Finding]:
 
 
 @rule("impossible-line", "error",
-      "a number in this line of the table is wrong, or its column has another meaning",
+      "a number in this line is wrong, or has another meaning",
       "correct the line in the table, then import the table again")  # fmt: skip
 def impossible_lines(evidence: Evidence) -> Iterator[Finding]:
     """A line of a table counts nodes as ranks, has more nodes than ranks, or too large a batch."""

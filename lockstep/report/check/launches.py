@@ -199,7 +199,7 @@ def duplicates(evidence: Evidence) -> Iterator[Finding]:
 
 
 @rule("unit", "error",
-      "no machine varies this much, so one value is wrong, and each ratio with it is wrong as well",
+      "no machine varies this much, so one value and its ratios are wrong",
       "check the units, then import or measure the wrong value again")  # fmt: skip
 def other_unit(evidence: Evidence) -> Iterator[Finding]:
     """Launches of one point, or ranks of two sizes, differ by a factor of 100 or more."""
@@ -310,7 +310,7 @@ def journal_only(launch: Launch) -> Iterator[Finding]:
 
 
 @rule("journal-contradicts", "error",
-      "result.json and journal.jsonl record one measurement, so one of them was changed",
+      "the journal and result.json should agree, so one was changed",
       "restore the file that was changed, or measure the launch again", "launches")  # fmt: skip
 def journal_contradicts(launch: Launch) -> Iterator[Finding]:
     """A launch's result.json holds other numbers or cases than its journal.jsonl."""
@@ -412,8 +412,8 @@ def precision_fallback(_series: Series, point: Point) -> Iterator[Finding]:
 
 
 @rule("other-samples", "error",
-      "throughput is computed from these samples, so it is wrong by the same factor",
-      "pass samples=N, the number of samples of one rank, and measure again (len() of a pair "
+      "throughput counts these samples, so it is wrong by the same factor",
+      "pass samples=N, the samples of one rank, and measure again (len() of a pair "
       "is 2)")  # fmt: skip
 def other_samples(evidence: Evidence) -> Iterator[Finding]:
     """A user's own step states another number of samples than its batch holds."""
@@ -468,7 +468,7 @@ def wrong_result(_series: Series, point: Point) -> Iterator[Finding]:
 
 
 @rule("loss-stays", "warning",
-      "training progresses differently at this world size than at the others",
+      "training progresses differently at this size than at others",
       "check the learning rate and how gradients are averaged", "measured")  # fmt: skip
 def loss_stays(series: Series) -> Iterator[Finding]:
     """The loss hardly falls at one size over steps in which it falls at other sizes."""

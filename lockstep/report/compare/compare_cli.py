@@ -54,8 +54,7 @@ ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "lay
 @click.option("--html", "page", metavar="FILE.html", help="Also write an HTML page.",
               type=click.Path(path_type=Path, dir_okay=False))  # fmt: skip
 @click.option("--document", "folder", metavar="FOLDER",
-              help="Also write a document (Markdown, LaTeX) on the lost time, the changes and the "
-              "gain.",
+              help="Also write a document on lost time, changes and gain (Markdown, LaTeX).",
               type=click.Path(path_type=Path, file_okay=False))  # fmt: skip
 @click.option("--redact", is_flag=True, help="Leave out hosts, users, paths and environment.")
 @click.option("--force", is_flag=True, help="Overwrite files that Lockstep did not write.")

@@ -30,9 +30,8 @@ MAX_CHANGES, MAX_CASES = 32, 6
 MOST_IN_FULL, MOST_WITH_MEMORY = 4, 2
 MAX_FACT = 90  # characters of a cell
 HOW = (
-    "A bar is the interval, and the shaded band is the margin. A triangle is a slower or faster "
-    "point, a square is an equal point, and a hollow marker is a point that is too noisy or of "
-    "unknown noise."
+    "A bar is the interval, and the shaded band is the margin. Triangles are slower or faster, "
+    "squares are the same, and hollow markers are too noisy or of unknown noise."
 )
 BASELINE = (
     "Efficiency is relative to the campaign's own throughput at the smallest size that all "

@@ -242,10 +242,7 @@ def advice(comparison: Comparison) -> str:
             return f"Measure again in the order {order}: the machine may have drifted."
         names = [fact(name) for name in main_differences(comparison)]
         if len(names) > 1:
-            return (
-                "Undo one of these differences and measure again to find the cause: "
-                f"{listed(names, 4)}."
-            )
+            return f"Reset only one of {listed(names, 4)} and measure again to find the cause."
         return f"Run lockstep report to see where the time of {b} goes."
     noisy = [judged.spread or 0.0 for _, judged in comparison.points if judged.verdict == UNKNOWN]
     if not noisy:
@@ -458,8 +455,7 @@ def text(comparison: Comparison, names: tuple[str, str], form: Form) -> list[str
         form.listed([
             f"{a}: {names[0]}", f"{b}: {names[1]}",
             f"ratio: rate of {b} / rate of {a}; {b} is faster above 1",
-            f"memory: peak memory of {b} / that of {a}, on the rank with most memory; no verdict "
-            "uses it",
+            f"memory: peak of {b} / peak of {a}, on the rank with most memory; no verdict uses it",
         ]),
         form.listed([f"{difference(comparison)}: {sentence(summary, comparison.margin)}"]),
         form.listed([*circumstances, *cautions]),
@@ -490,8 +486,6 @@ def several(comparisons: Sequence[Comparison], names: Sequence[str], form: Form)
             for cell in line.cells
         ]  # fmt: skip
         rows.append([str(line.pair.world_size), *cells, line.pair.name])
-    head = form.listed(
-        ["ratio: rate of each campaign / rate of A; the tables below have the intervals"]
-    )
+    head = form.listed(["ratio: rate of each side / rate of A; tables below have the intervals"])
     parts = [form.table(rows), head, *each]
     return [lines.plain(line) for part in parts for line in (*part, "")][:-1]

@@ -288,9 +288,7 @@ def _gains(targets: Targets, against: Comparison | None) -> Iterator[Verdict]:
         return
     pairs = [pair for pair in against.points if pair[0].b[0].study not in WITHOUT_COST]
     if not pairs:
-        yield wanted.doubt(
-            "no-training", "the results and those of --against have no training step in common"
-        )
+        yield wanted.doubt("no-training", "the results and --against share no training step")
     for pair, judged in pairs:
         flags = [flag for _, flag in pair.flags]
         sides = [

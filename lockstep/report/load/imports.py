@@ -301,14 +301,12 @@ def _from_rate(row: Record, cells: dict[str, str]) -> tuple[Record, Record]:
     if whose:
         count = row["world_size"] if whose == "device" else row["num_nodes"]
         if count is None:
-            raise ValueError(
-                "the throughput is per node; add a column nodes with the number of nodes"
-            )
+            raise ValueError("the throughput is per node; add a column named nodes")
         value *= count
         shown = rate if parsed.factor == 1 else unit
         facts |= {
             "unit": rate,
-            "conversion": f"{shown} of one {whose} times the number of {whose}s",
+            "conversion": f"{shown} of one {whose} x number of {whose}s",
         }
     known = {"rate": value, "sample_unit": parsed.counted, "throughput_samples_per_s": value}
     return known, facts

@@ -114,7 +114,7 @@ def _read_launch(
     entries = document.get("benchmarks") if isinstance(document, dict) else None
     if not isinstance(entries, list):
         raise ValueError(
-            f"{path}: this is not a pytest-benchmark file, because it has no list 'benchmarks'"
+            f"{path}: not a pytest-benchmark file, because it has no list 'benchmarks'"
         )
     facts = document.get(record.KEY) or {}
     if not isinstance(facts, dict):
@@ -205,7 +205,7 @@ def _read_entries(launch: Launch, unread: list[Unread]) -> list[Row]:
                 continue
             # Someone else's benchmark: one process, a time, no samples.
             if stats.median < SHORTEST_ROUND_S:
-                raise ValueError(f"{where}: the median, {stats.median} s, is not a time")
+                raise ValueError(f"{where}: the median of {stats.median} s is not a time")
             others[name] = Row(
                 launch=launch.name, case=name, study=OTHER, workload=name, world_size=1,
                 rate=1 / stats.median, step_s=stats.median, mean_step_s=stats.mean,

@@ -152,9 +152,7 @@ def read_json(path: Path) -> Any:
         # parser takes a third of the time of the standard library's.
         document = files.parse(content, lambda _: None, partial(from_json, allow_inf_nan=False))
     except ValueError as error:
-        raise ValueError(
-            f"{path}: this is not valid JSON, and may be truncated: {error}"
-        ) from error
+        raise ValueError(f"{path}: not valid JSON, and maybe truncated: {error}") from error
     # ASCII text without escapes is printable.
     return document if content.isascii() and b"\\" not in content else printable(document)
 

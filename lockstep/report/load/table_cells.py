@@ -479,11 +479,7 @@ def _refuse_open(table: Table, columns: Sequence[Column]) -> None:
     values = [column for column in columns if column.metric is not None]
     heads = {column.heading: column.heading for column in columns}
     advice = "'throughput (samples/s)', or 'throughput (samples/s/GPU)' if it is of one GPU"
-    needed = (
-        []
-        if values
-        else [f"no column holds values; name the column of values {advice}, or 'step time (ms)'"]
-    )
+    needed = [] if values else [f"no column gives values; name one {advice}, or 'step time (ms)'"]
     others = [column.heading for column in columns if column.name == column.heading]
     if not values and others:
         heads[others[0]] = "throughput (samples/s)"
@@ -534,9 +530,7 @@ def _named(lines: Lines) -> dict[str, str]:
             continue
         if alias in named.values() and alias != "note":
             other = next(known for known, name in named.items() if name == alias)
-            raise ValueError(
-                f"columns {other!r} and {heading!r} both mean {alias}; keep one of them"
-            )
+            raise ValueError(f"columns {other!r} and {heading!r} both mean {alias}; keep one")
         named[heading] = alias
     if "n" not in named.values():
         for heading, column in cells.items():  # of `8x V100` or `2 nodes x 8`

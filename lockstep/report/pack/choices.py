@@ -89,8 +89,7 @@ class Work(_Table):
     production: Production | None = None
     overhead: Share = Field(
         0.0,
-        description="node-hours for restarts, set-up and contingency, as a fraction of the "
-        "node-hours of runs",
+        description="node-hours for restarts, set-up and contingency / node-hours of the runs",
     )
     failed_share: Lost = Field(
         0.0, description="node-hours of failed jobs, as a fraction of all node-hours"

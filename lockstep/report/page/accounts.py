@@ -44,13 +44,10 @@ def jobs(results: Results) -> Panel | None:
         "allocated, as in seff.",
         "Queue wait": "Queue wait lasts from submission, or from eligibility after a "
         "dependency, to the start.",
-        "Node-hours": "All hours are allocated hours, whether used or not, by Slurm's count of "
-        "CPUs.",
-        "TRES billing (hours)": "TRES billing is the value that Slurm reports, without the usage "
-        "factor of a QOS.",
-        measured_column: "The column Measured is the time in timed regions times the number of "
-        "ranks. The rest of the time went to starting, loading, warming up and "
-        "checking.",
+        "Node-hours": "Hours are allocated hours, used or not, by Slurm's count of CPUs.",
+        "TRES billing (hours)": "TRES billing is Slurm's value, without a QOS's usage factor.",
+        measured_column: "Measured is the time in timed regions x the number of ranks. The rest "
+        "went to starting, loading, warming up and checking.",
     }
     made = table("Jobs in Slurm's accounting", (*COLUMNS, measured_column), cells, 3, "",
                  note=notes)  # fmt: skip

@@ -178,9 +178,7 @@ def programs_panels(series: Sequence[Series]) -> list[Panel]:
         factors.setdefault(ladder.factor, []).append(ladder)
     made = [_over(factor, own) for factor, own in factors.items()]
     if metrics := _metrics(series):
-        lead = (
-            "The program printed these values. The value of a launch is the median over its runs."
-        )
+        lead = "The program printed these values. A launch's value is the median over its runs."
         made.append(panel(
             "metrics", "Metrics of programs", lead=[lead], tables=metrics, figures=_curves(series)
         ))  # fmt: skip

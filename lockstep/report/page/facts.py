@@ -350,8 +350,8 @@ def findings_panel(findings: Sequence[Finding], results: Results) -> Panel | Non
 
 
 PROFILED = (
-    "A profiler slows the program, so read the shares, not the times. The profiled steps are not "
-    "part of the results."
+    "A profiler slows a program, so read shares, not times. These steps are not part of the "
+    "results."
 )
 # Most traces that a page reads, rank 0 of each case first.
 MAX_PROFILES = 16
@@ -379,8 +379,7 @@ def profile_panels(results: Results) -> list[Panel]:
                 lead.append(f"Not read: {error}.".replace(str(file), file.name))
     if (more := len(traces) - MAX_PROFILES) > 0:
         lead.append(
-            f"The page leaves out {counted(more, 'more file')}; lockstep explain reads any "
-            "of these files."
+            f"The page omits {counted(more, 'more file')}; lockstep explain reads any file."
         )
     lead += filter(None, map(step_shares.busy, profiles))
     shares = list(_share_tables(profiles, folders))

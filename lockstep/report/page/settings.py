@@ -129,8 +129,7 @@ def _category_table(study: str, members: Sequence[Member], world_size: int) -> T
     if base := members[0][1]:
         beside = " of the same workload" if several else f", {absolute(base[1])},"
         note = (
-            f"The ratio is throughput divided by that of {_setting(base[0], names)}{beside} at the "
-            "same world size."
+            f"The ratio is relative to {_setting(base[0], names)}{beside} at the same world size."
         )
     same = {k: v for k, v in first.row.factors.items() if k not in names}
     fixed = formats.listed(f"{k}={v}" for k, v in same.items() if k != "workload")
@@ -223,8 +222,8 @@ def _knees(groups: Sequence[Group]) -> list[str]:
         top = max(point.rate for point in best.values())
         knee = min(n for n, point in best.items() if point.rate >= (1 - KNEE) * top)
         sentences.append(
-            f"Knee of {_place(cases[0][0], world_size)}: num_workers={knee} gives "
-            f"{absolute(best[knee])}. It is the smallest number within {100 * KNEE:.0f} % of the "
+            f"Knee of {_place(cases[0][0], world_size)}: num_workers={knee} "
+            f"({absolute(best[knee])}) is the smallest number within {100 * KNEE:.0f} % of the "
             "best throughput."
         )
     return sentences

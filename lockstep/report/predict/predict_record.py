@@ -340,7 +340,7 @@ def text(
         ])  # fmt: skip
     lines += [
         *numbers(rows),
-        "gain: speed-up that each added rank brings, compared with the previous size",
+        "gain: speed-up per rank added since the previous size",
     ]
     if ladder.fixed == "local":
         lines.append(

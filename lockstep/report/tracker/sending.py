@@ -240,14 +240,8 @@ def lines(sent: Sent, folder: Path) -> list[str]:
     if sent.kind == "sent":
         end = f"Tracker {sent.uri} has {counted(sent.num_runs, 'run')}; nothing is new."
         if sent.num_new:
-            metrics, sent_files = (
-                counted(sent.num_metrics, "metric"),
-                counted(sent.num_artifacts, "file"),
-            )
-            end = (
-                f"Tracker {sent.uri} has {counted(sent.num_runs, 'run')}; {sent.num_new} new or "
-                f"changed, sent with {metrics} and {sent_files}."
-            )
+            what = f"{counted(sent.num_metrics, 'metric')}, {counted(sent.num_artifacts, 'file')}"
+            end = end.replace("nothing is new", f"{sent.num_new} new or changed ({what} sent)")
     else:
         refused = counted(sent.num_refused, "run") if sent.num_refused else "the results"
         why = SENTENCES[sent.kind].format(uri=sent.uri, why=sent.why, refused=refused)

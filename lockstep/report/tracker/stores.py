@@ -76,7 +76,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         raise NotSentError(
             "refused",
             f"the server redirects {req.get_method()} {req.full_url} to {address}; give that "
-            "address as uri",
+            "address",
         )
 
 

@@ -80,9 +80,8 @@ class Headline:
             return text
         goal = f"{100 * self.threshold:.0f} % efficiency"
         best = "at best " if point.speedup >= 1 else ""
-        if self.kind == "below":
-            return f"no size reaches {goal}: {best}{text}"
-        return f"no size is shown to reach {goal}: {best}{text}"
+        reaches = "reaches" if self.kind == "below" else "is shown to reach"
+        return f"no size {reaches} {goal}: {best}{text}"
 
     @property
     def loses(self) -> str:
@@ -107,9 +106,8 @@ class Headline:
             interval = parts.ms_span(part.interval) if part.interval else "no interval"
             step_ms = parts.ms(why.loss.step_s)
             time = f"{parts.ms(part.seconds)} ms ({interval}) of a {step_ms} ms step"
-            lost = self.cause(time)
-            if why.kind != "named":
-                lost = f"{time} are lost, and no cause is shown"
+            unknown = f"{time} are lost, and no cause is shown"
+            lost = self.cause(time) if why.kind == "named" else unknown
             if why.kind == "little":
                 lost = "little is lost"
             elif why.kind == "open" and why.loss.seconds <= 0:
@@ -221,15 +219,14 @@ def choices(series: Series, threshold: float) -> list[Choice]:
     # Work costs least per device where the efficiency is highest: a larger size must be shown.
     cheap = (series.good(1.0) or [series.base])[-1]
     good, unshown = series.good(threshold), series.unshown(threshold)
-    lacking = "each larger size is shown to be less efficient"
-    if unshown:
-        lacking = "measure more launches to find this size"
+    more = "measure more launches to find this size"
+    lacking = more if unshown else "each larger size is shown to be less efficient"
     fast = max(points, key=lambda point: (point.rate, -point.world_size))
     slower = {point.world_size: _is_slower(point, fast) for point in points if point is not fast}
     equal = next(point for point in points if not slower.get(point.world_size))
     is_known = None not in slower.values()
-    beside = f"statistically tied with {counted(fast.world_size, series.noun)}"
-    beside = "" if equal is fast else beside
+    tied = f"statistically tied with {counted(fast.world_size, series.noun)}"
+    beside = "" if equal is fast else tied
     return [
         Choice(
             "fewest device-hours", cheap.world_size,
@@ -242,7 +239,7 @@ def choices(series: Series, threshold: float) -> list[Choice]:
         Choice(
             "shortest time", equal.world_size if is_known else None,
             "; ".join(filter(None, [_why(equal), beside])) if is_known
-            else "measure more launches to find this size",
+            else more,
             beside=beside,
         ),
     ]  # fmt: skip

@@ -143,7 +143,7 @@ def _after_ladders(measured: Sequence[Series], threshold: float, judged: Judged 
     if kept := [curve for curve in ladders if curve not in falling]:
         size = max(curve.points[-1].world_size for curve in kept)
         verb = "is" if len(kept) == 1 else "are"
-        return f"{text}. {listed(map(name_of, kept), 3)} {verb} still good at {size} ranks."
+        return f"{text}. At {size} ranks {listed(map(name_of, kept), 3)} {verb} still good."
     return f"{text}."
 
 
