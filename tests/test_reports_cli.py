@@ -37,7 +37,7 @@ def test_a_report_is_written_beside_the_results_and_the_points_are_printed(tmp_p
         "series  n  speed-up  efficiency  GPU-hours/1e6 images     throughput  step time",
         "strong  1  baseline    baseline                 0.434   640 images/s     100 ms",
         "strong  2      1.60      80.0 %                 0.543  1020 images/s    62.5 ms",
-        "GPU-hours are computed from the mean step, since costs add up. Step times are medians.",
+        "GPU-hours use the mean step, since costs add up. Step times are medians.",
     ]
     assert done.stdout.splitlines()[-9:] == [
         "Strong scaling:",

@@ -129,7 +129,7 @@ def cost_note(hours: str, points: Sequence[Point]) -> str:
     places = listed(list(dict.fromkeys(f"{p.rows[0].case} at {p.world_size}" for p in long)), 3)
     unsure = f" A long round dominates the hours of {places}; measure again." if long else ""
     medians = " Step times are medians." if any(p.rows[0].rounds for p in points) else ""
-    return f"{hours} are computed from the mean step, since costs add up.{medians}{unsure}"
+    return f"{hours} use the mean step, since costs add up.{medians}{unsure}"
 
 
 def ms(seconds: float) -> str:

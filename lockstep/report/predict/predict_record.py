@@ -192,7 +192,7 @@ def next_step(series: Series) -> dict[str, Any]:
         return {"kind": kind, "world_sizes": sizes, "why": why, "text": text}
 
     last = series.points[-1]
-    why = f"at {last.world_size} {_efficiency(last, WORTHWHILE)}"
+    why = f"{counted(last.world_size, series.noun)} have {_efficiency(last, WORTHWHILE)}"
     if last.parallel_efficiency >= WORTHWHILE:
         return step("larger", [2 * last.world_size], why)
     span = last.efficiency_interval
@@ -267,8 +267,8 @@ MEANINGS = {
 # Origin of a ladder's numbers -> text added to every prediction from them.
 ORIGINS = {
     "measured": "",
-    "cited": "; computed from cited numbers, not measured here",
-    "target": "; computed from targets, not measured",
+    "cited": "; computed from cited numbers",
+    "target": "; computed from unmeasured targets",
 }
 
 
@@ -383,7 +383,8 @@ def text(
             f"{span((expected['low'], expected['high']))}{origin}"
         )
     advice = record["recommendation"]
-    size = "no size" if advice["world_size"] is None else str(advice["world_size"])
+    best = advice["world_size"]
+    size = "no size" if best is None else counted(best, series.noun)
     lines.append(f"recommended: {size} ({advice['rule']}): {advice['why']}{origin}")
     tail = (record["diminishing_returns"], record["next_step"]["text"])
     return [*lines, *filter(None, tail)]
