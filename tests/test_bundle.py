@@ -158,7 +158,7 @@ def own_results(folder, **known):
     [
         ({"project_commit": "abc123", "project_dirty": False}, "at commit abc123,"),
         ({"project_commit": "abc123", "project_dirty": True}, "at commit abc123, with changes"),
-        ({}, "whose commit was not recorded"),
+        ({}, "at a commit that was not recorded"),
     ],
 )
 def test_tests_of_one_s_own_are_reproduced_in_their_repository(tmp_path, recorded, said):

@@ -43,7 +43,7 @@ def test_the_document_of_an_optimisation_says_what_was_lost_tried_and_gained(mea
     text = (tmp_path / "made" / "proposal.md").read_text()
     headings = re.findall("^## (.*)$", text, re.MULTILINE)
     assert headings[2:6] == [
-        "What was lost, and to what", "What was tried", "What it gained", "What is still lost",
+        "Lost time and its causes", "What was tried", "What it gained", "What is still lost",
     ]  # fmt: skip
     lost, tried, gained = (text.split(f"## {name}")[1].split("\n## ")[0] for name in headings[2:5])
     assert "Lost to" in lost
@@ -161,5 +161,5 @@ def test_what_cannot_be_compared_or_written_is_refused(tmp_path):
     other = strong_tree(tmp_path / "other", {8: (0.1,)})
     with pytest.raises(ValueError, match="no point in common"):
         run(a, other)
-    with pytest.raises(ValueError, match=r"ends in \.html"):
+    with pytest.raises(ValueError, match=r"must end in \.html"):
         run(a, "--html", a / "campaign.json", b)

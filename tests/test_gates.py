@@ -104,7 +104,7 @@ def test_all_that_the_shipped_file_mentions_is_a_target(tmp_path):
     ("", "has no target"),
     ("mfu = 50", "not a fraction; write ten per cent as 0.10"),
     ("throughput_gain = -1.0", "throughput_gain = -1"),
-    ("strong_efficiency = {2 = 90}", "strong_efficiency.2 = 90: not a fraction"),
+    ("strong_efficiency = {2 = 90}", "strong_efficiency.2 = 90: the value is not"),
     ("strong_eficiency = {2 = 0.9}", "did you mean 'strong_efficiency'"),
     ("strong_efficiency = {two = 0.9}", "two is not a world size"),
     ("speedup = {2.5 = [1, 2]}", "speedup: 2.5 is not a world size"),

@@ -280,14 +280,14 @@ def test_an_import_prints_how_it_reads_each_column(tmp_path):
 
 @pytest.mark.parametrize(("text", "advice"), [
     ("gpus,throughput\n1,100\n", "'throughput .samples/s.'"), ("gpus,time\n1,9\n", "'time .s.'"),
-    ("p50,images/s\n8,9\n", "name one n, or gpus"),
-    ("speed,images/s\n1,100\n", "name one n, or gpus"), ("gpus,result\n1,100\n", "samples/s/GPU"),
-    ("Nodes,time (s)\n1,100\n", "column 'Nodes' alone .* GPUs per node.*: gpus,Nodes,time"),
-    ("gpus,ranks,images/s\n1,2,100\n", "both give n"), ("gpus,time (h)\n1,12:30\n", "h:mm:ss"),
-    ("gpus,nodes,gpus_per_node,img/s\n8,2,2,100\n", "2 nodes of 2"),
+    ("p50,images/s\n8,9\n", "column of ranks n or gpus"),
+    ("speed,images/s\n1,100\n", "of ranks n or gpus"), ("gpus,result\n1,100\n", "samples/s/GPU"),
+    ("Nodes,time (s)\n1,100\n", "column 'Nodes' counts nodes, .* GPUs per node.*: gpus,Nodes,time"),
+    ("gpus,ranks,images/s\n1,2,100\n", "both mean n"), ("gpus,time (h)\n1,12:30\n", "h:mm:ss"),
+    ("gpus,nodes,gpus_per_node,img/s\n8,2,2,100\n", "2 nodes with 2"),
     ("GPUs;images/s\n1;1.352\n2;2.690\n", "may be 1352 or 1.352; write 1352 or 1.352"),
     ("GPUs\timages/s\n1\t3,120\n2\t5,980\n", "may be 3120 or 3.120"),
-    ("n,value,metric,unit\n0,10,time,s\n", r"no line can be used: table\.csv line 2"),
+    ("n,value,metric,unit\n0,10,time,s\n", r"no line .* can be used: table\.csv line 2"),
     *((f"n,value,metric,unit\n8,100,throughput,{unit}\n", advice) for unit, advice in UNITS),
 ])  # fmt: skip
 def test_a_table_that_leaves_something_open_is_refused_with_what_to_write(tmp_path, text, advice):

@@ -194,7 +194,7 @@ def test_too_few_sizes_after_a_cliff_are_not_enough_and_the_cliff_widens_the_int
 
 def test_an_interval_beyond_the_last_size_mentions_that_a_cliff_cannot_be_seen():
     known = ladder(amdahl(0.01, (1, 2, 4, 8)))
-    assert "between 8 and 16 would not be noticed" in " ".join(predict(known, 16).warnings)
+    assert "between 8 and 16 would go unnoticed" in " ".join(predict(known, 16).warnings)
     assert predict(known, 6).warnings == ()
 
 
@@ -207,7 +207,7 @@ def test_a_break_is_not_bridged():
     found = predict(known, 64)
     alone = foretell(ladder({p: cliff[p] for p in (8, 16, 32)}), 64, 0.9, LEARNED)
     assert (found.value, found.low) == pytest.approx((alone.value, alone.low))
-    assert found.warnings[-1].startswith("the curve breaks at 8, so only the sizes from there")
+    assert found.warnings[-1].startswith("the curve breaks at 8, so only that size and larger")
 
 
 @pytest.mark.parametrize(

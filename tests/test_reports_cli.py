@@ -37,7 +37,7 @@ def test_a_report_is_written_beside_the_results_and_the_points_are_printed(tmp_p
         "series  n  speed-up       efficiency  GPU-h/1e6 images     throughput  step time",
         "strong  1  baseline         baseline             0.434   640 images/s     100 ms",
         "strong  2      1.60  80 % (80 to 80)             0.543  1020 images/s    62.5 ms",
-        "GPU-hours use the mean step, since costs add up; step times are medians.",
+        "GPU-hours use the mean step, since costs add up. Step times are medians.",
     ]
     assert done.stdout.splitlines()[-9:] == [
         "Strong scaling:",
@@ -125,7 +125,7 @@ def test_two_campaigns_make_one_report_where_there_is_a_folder_for_it(tmp_path):
         strong_tree(tmp_path / "a"),
         strong_tree(tmp_path / "b", started="2026-11-21T12:00:00+00:00"),
     )
-    with pytest.raises(ValueError, match="no such folder to write the report to"):
+    with pytest.raises(ValueError, match="there is no such folder; create it"):
         run(report, *trees, "--output", tmp_path / "no" / "x.html")
     run(report, *trees, "--output", tmp_path / "both.html")
     assert "8 launches" in (tmp_path / "both.html").read_text()
@@ -134,7 +134,7 @@ def test_two_campaigns_make_one_report_where_there_is_a_folder_for_it(tmp_path):
 def test_a_page_of_someone_else_is_left_alone(tmp_path):
     page = tmp_path / "report.html"
     page.write_text("<html>mine</html>")
-    with pytest.raises(ValueError, match="no Lockstep report"):
+    with pytest.raises(ValueError, match="is not a Lockstep report"):
         run(report, strong_tree(tmp_path))
     assert page.read_text() == "<html>mine</html>"
     run(report, tmp_path, "--force")

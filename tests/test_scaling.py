@@ -58,10 +58,10 @@ def test_each_purpose_has_the_size_that_intervals_show():
     ])  # fmt: skip
     cheap, good, fast = headline.choices(series, 0.7)
     assert [cheap.world_size, good.world_size, fast.world_size] == [1, 4, 4]
-    assert fast.why.endswith("; 8 is not shown to be faster")
+    assert fast.why.endswith("; statistically tied with 8 ranks")
     assert headline.choice_sentences([series], 0.7) == [
         f"{series.label}, size by purpose: fewest device-hours: 1 rank; 70 % efficiency or more: 4 "
-        "ranks; shortest time: 4 ranks (8 is not shown to be faster)"
+        "ranks; shortest time: 4 ranks (statistically tied with 8 ranks)"
     ]
     # The rates of both sizes overlap, and yet their ratio excludes 1: 1.1 to 2.1.
     (wide,) = series_of([

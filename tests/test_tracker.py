@@ -196,7 +196,10 @@ def test_a_wrong_key_is_refused_and_the_key_follows_no_redirection(folder, monke
         assert (sent.kind, other.heard, other.uri in sent.why) == ("refused", 0, True)
         monkeypatch.setenv(tracked.KEY_VARIABLE, "wrong")
         sent = send(folder, other)
-    assert (sent.kind, sent.why) == ("refused", "it answers POST /runs with 401 Unauthorized")
+    assert (sent.kind, sent.why) == (
+        "refused",
+        "the server answers POST /runs with 401 Unauthorized",
+    )
 
 
 def test_a_run_that_is_refused_keeps_no_other_back(folder):
@@ -204,7 +207,7 @@ def test_a_run_that_is_refused_keeps_no_other_back(folder):
         tracker.refuses = launch(folder, "w1-r1").name
         sent = send(folder, tracker)
         assert (sent.kind, sent.num_refused, sent.num_runs) == ("refused", 1, 4)
-        assert sent.why.startswith("it answers POST /runs with 422 Unprocessable")
+        assert sent.why.startswith("the server answers POST /runs with 422 Unprocessable")
         tracker.refuses = ""
         assert (send(folder, tracker).num_new, len(received(tracker))) == (1, 5)
 
@@ -295,7 +298,7 @@ def test_a_measurement_goes_on_when_its_tracker_dies(tmp_path):
         results = tmp_path / "results" / "smoke"
         assert len(list(results.glob("launches/*/result.json"))) == 2
         tracker.dies_after = None
-        for new in ("3 new or changed", "nothing new"):
+        for new in ("3 new or changed", "nothing is new"):
             ended = command([*run, "export", "again", results])
             assert ended.returncode == 0
             assert new in ended.stdout
@@ -374,7 +377,7 @@ def test_mlflow_reads_back_what_was_exported(folder):
         ('uri = "http://me:secret@host"', "it must not contain a key"),
         ('kind = "http"', "needs uri"),
         ('kinds = "http"', "unknown key 'kinds'; did you mean 'kind'?"),
-        ('uri = "ftp://host"', "address begins with sqlite:///, http:// or https://"),
+        ('uri = "ftp://host"', "address must begin with sqlite:///, http:// or https://"),
     ],
 )
 def test_a_table_that_says_what_it_may_not_is_refused(folder, table, said):

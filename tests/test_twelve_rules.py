@@ -31,7 +31,7 @@ def test_a_sound_campaign_holds_all_and_its_noise_is_checked(tmp_path):
     kept = listed(folder)
     assert set(states(kept).values()) == {"held"}
     assert kept[4].evidence == "3 of 3 points had a 95 % interval over launches"
-    assert "of 9 launches: Anderson-Darling 0." in kept[5].evidence
+    assert "of 9 launches: the Anderson-Darling statistic, 0." in kept[5].evidence
 
 
 def test_two_launches_a_point_are_too_few_to_check_and_have_no_peak(tmp_path):
@@ -75,7 +75,7 @@ def test_heavy_tails_are_no_normal_noise(tmp_path):
         write(tmp_path, document(f"w1-r{repeat}", 1, {"a": record(step_s=step_s)}, **own))
     kept = listed(tmp_path)[5]
     assert kept.state == "not held"
-    assert "above its 5 % point of 0.752" in kept.evidence
+    assert "above its critical value at 5 %, 0.752" in kept.evidence
 
 
 @pytest.mark.filterwarnings("ignore:As of SciPy:FutureWarning")

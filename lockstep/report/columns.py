@@ -116,16 +116,18 @@ _STEPS = {
     "samples_per_step": Column("count", "samples of all ranks per step"),
 }  # fmt: skip
 _IS_POOLED = Column(
-    "truth", "whether the point contains this launch; false if a fact that must not vary differs"
+    "truth",
+    "whether the point contains this launch; false if a fact differs that must be equal",
 )
 _JOB = Column("text", "Slurm job of the launch")
 _COMMIT = Column(
-    "text", "git commit of the own test or workload, else of Lockstep; `-dirty`: files differed"
+    "text",
+    "git commit of the user's test or workload, else of Lockstep; `-dirty`: changed files",
 )
 _OF_DEVICES = {
     "peak_memory_bytes": Column("bytes", "peak memory of the rank that uses most memory"),
     "peak_reserved_bytes": Column(
-        "bytes", "largest GPU memory of any rank that PyTorch's allocator reserved"),
+        "bytes", "largest GPU memory that PyTorch's allocator reserved on any rank"),
     "joules_per_sample": Column("J", "energy per sample: mean power of all boards / throughput"),
 }  # fmt: skip
 
@@ -218,8 +220,8 @@ OF_TRAININGS = {
     "num_seeds": Column(
         "count", "number of different seeds, over which accuracies are averaged",
         _learned(lambda learned: learned.num_seeds)),
-    "epoch_s": _with_interval("s", "median training time of an epoch, without validation; for "
-        "other studies: samples of the workload's data set / throughput", _epoch),
+    "epoch_s": _with_interval("s", "median training time of an epoch, without validation; in other "
+                                   "studies: samples of the data set / throughput", _epoch),
     "validation_accuracy": _with_interval("ratio", "mean accuracy over runs, after the last epoch",
         _pooled("accuracy")),
     "best_accuracy": _with_interval("ratio", "mean over runs of the accuracy of the best epoch",
@@ -242,7 +244,7 @@ _POINTS = {
     "num_launches": Column("count", "number of repeats, over which intervals are computed"),
     "num_jobs": Column("count", "number of Slurm jobs of the launches"),
     "interval_over": Column(
-        "text", "intervals are over launches, jobs, or launches of one job", _interval_over),
+        "text", "unit of the intervals: launches, jobs, or launches of one job", _interval_over),
     "rounds": Column("count", "number of timed rounds of all launches",
         lambda place: sum(row.rounds or 0 for row in place.point.rows)),
     "step_s": _with_interval("s", "median over launches of the median step time of a launch",
@@ -290,7 +292,7 @@ _POINTS = {
     "flags": Column("text", "kinds of the flags; a flagged result is not proposal evidence",
         lambda place: flags.to_dicts(place.point.flags)),
     "num_far_out": Column(
-        "count", "number of rounds far outside the quartiles of their launch; none is left out",
+        "count", "number of rounds far outside the quartiles of their launch; all are kept",
         lambda place: sum(known) if (known := place.known_values("num_far_out")) else None),
     "blocked_by": Column("text", "rules of lockstep check whose errors block the ratios"),
 }  # fmt: skip
@@ -346,7 +348,7 @@ LAUNCHES = {
         _trained(learning.final_accuracy)),
     "best_accuracy": Column("ratio", "accuracy of a training run after its best epoch",
         _trained(learning.best_accuracy)),
-    "num_far_out": Column("count", "number of rounds far outside the quartiles; none is left out"),
+    "num_far_out": Column("count", "number of rounds far outside the quartiles; all are kept"),
     "flags": Column("text", "kinds of the flags; a flagged result is not proposal evidence",
         lambda row: _kinds(row.flags)),
 }  # fmt: skip
@@ -383,11 +385,11 @@ EPOCHS = {
     "backward_s": Column(
         "s", "time of the backward passes, with exposed communication, mean over ranks"),
     "communication_s": Column(
-        "s", "time from the first all-reduce of a step to the end of its last, hidden or not, "
-        "summed over the epoch; unknown on GPUs, where measuring it would stop the steps"),
+        "s", "time from the start of a step's first all-reduce to the end of its last, summed over "
+             "the epoch; unknown on GPUs, because measuring it would stop the steps"),
     "elapsed_s": Column("s", "training time from the start of the run to the end of the epoch"),
     "throughput_samples_per_s": Column("samples/s", "samples of all ranks per second"),
-    "parallel_efficiency": Column("ratio", "of the point: speed-up / ratio of world sizes"),
+    "parallel_efficiency": Column("ratio", "speed-up of the point / ratio of world sizes"),
     "gpu_utilisation": _share("gpu_utilisation",
         "share of NVML's sample periods of the whole run in which a kernel ran"),
     "lr": Column("ratio", "learning rate of the last update"),

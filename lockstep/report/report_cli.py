@@ -73,7 +73,7 @@ names what was varied at one size, such as strategy, splits the table by its val
     "--cost-per-gpu-hour", type=click.FloatRange(min=0),
     help="Price of a GPU-hour; adds costs to the report.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Overwrite the file even if it is no Lockstep report.")
+@click.option("--force", is_flag=True, help="Overwrite a file that is not a Lockstep report.")
 @click.option("--svg", is_flag=True, help="Write figures/ beside the page, as SVG.")
 @click.option("--pdf", is_flag=True, help="Write figures/ beside the page, as PDF.")
 @click.option("--png", is_flag=True, help="Write figures/ beside the page, as PNG.")
@@ -82,7 +82,9 @@ names what was varied at one size, such as strategy, splits the table by its val
     "--proposal", type=click.Choice(pack_cli.FORMS),
     help="Write a pack for a compute-time proposal, paper or slides instead of a page.",
 )  # fmt: skip
-@click.option("--to", type=click.Path(path_type=Path), help="Folder of the pack [DIR-PROGRAMME].")
+@click.option(
+    "--to", type=click.Path(path_type=Path), help="Folder of the pack [default: DIR-PROGRAMME]."
+)
 @click.option("--work", help="TOML file of what you apply for, or `example`.")
 @click.option("--despite", is_flag=True, help="Write the pack even if there are objections.")
 @opening.accept_bundles(opening.DATA)
@@ -127,8 +129,8 @@ def report(
     others = [s.baseline for s in evaluation.series if baseline not in (None, s.baseline)]
     if others:
         click.echo(
-            f"{len(others)} series have no point at world size {baseline}, so they keep their "
-            f"smallest size {sorted(set(others))} as baseline",
+            f"{len(others)} series have no point at world size {baseline}, so the baseline of each "
+            f"stays its smallest size {sorted(set(others))}",
             err=True,
         )
     if pack["proposal"]:
@@ -189,8 +191,9 @@ def _write_page(
     click.echo("\n".join(lines))
     render.write(page, target)
     click.echo("\n".join(console.verdict(page)))
-    where = "; the page and lockstep check list them" if evaluation.findings else ""
-    click.echo(f"check: {checker.counts(evaluation.findings, evaluation.results)}{where}")
+    click.echo(f"check: {checker.counts(evaluation.findings, evaluation.results)}")
+    if evaluation.findings:
+        click.echo("The page and lockstep check list these findings.")
     click.echo(f"report: {click.format_filename(target)}")
     click.echo(f"open it in a browser: {target.resolve().as_uri()}")
     if formats:
@@ -251,7 +254,7 @@ def import_table(
 )  # fmt: skip
 @click.option(
     "--recording", type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Recorded campaign to use in place of the one that ships.",
+    help="Recorded campaign to use in place of the one that ships with Lockstep.",
 )  # fmt: skip
 @click.pass_context
 def demo(context: click.Context, folder: Path, recording: Path | None) -> int:

@@ -51,10 +51,11 @@ def describe(
         "campaign": shlex.quote(str(campaign.get("name") or name)),
         "own_tests": listed(campaign.get("tests") or []),
         "own_commit": f"at commit {commit}{changes}" if commit
-        else "whose commit was not recorded",
+        else "at a commit that was not recorded",
         "software": {each: str(provenance.get(each) or DASH) for each in SOFTWARE},
         "image": str(
-            provenance.get("image_sha256") or "none, since the launches ran outside a container"
+            provenance.get("image_sha256")
+            or "no image, because the launches ran outside a container"
         ),
         "seed": str(provenance.get("seed", DASH)),
         "devices": listed(provenance.get("device_names") or [DASH]),

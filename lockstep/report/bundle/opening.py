@@ -138,8 +138,8 @@ def open_archive(archive: Path) -> Iterator[Path]:
         tops = list(Path(name).iterdir())
         if len(tops) != 1 or not (tops[0] / SUMS).is_file():
             raise ValueError(
-                f"{archive}: this is not a bundle, since its files are not in one folder with "
-                f"{SUMS}; make one with lockstep bundle"
+                f"{archive}: this is not a bundle, because its files are not in one folder with "
+                f"{SUMS}; make a bundle with lockstep bundle"
             )
         folder = tops[0]
         lines = (folder / SUMS).read_text("utf-8", "surrogateescape").splitlines()
@@ -149,7 +149,7 @@ def open_archive(archive: Path) -> Iterator[Path]:
         } - {SUMS}  # fmt: skip
         if odd := sorted(there ^ sums.keys()):
             raise ValueError(
-                f"{archive}: {one_line(odd[0][:80])!r} is missing, or is not listed in {SUMS}"
+                f"{archive}: {one_line(odd[0][:80])!r} is missing, or {SUMS} does not list it"
             )
         for file, known in sums.items():
             if digest(folder / file) != known:

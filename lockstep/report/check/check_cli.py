@@ -9,7 +9,7 @@ from lockstep.report.bundle import opening
 from lockstep.report.compare.compare_cli import ALLOWABLE
 
 WIDTH = 100
-HEADER = ["verdict", "target", "wanted value: measured value (95 % interval); place"]
+HEADER = ["verdict", "target", "wanted value, measured value (95 % interval), case and world size"]
 
 EXAMPLES = """
 \b
@@ -24,7 +24,7 @@ Examples:
 A PATH is what lockstep report reads: a campaign, pytest-benchmark files, or an imported table.
 Imported tables of times and of throughput at the same sizes count as one run, unless they state
 different models, precisions, scalings or sources.
-The text shows the first places and facts of each kind. --json prints all: {"findings": [...]}.
+The text has the first places and facts of each kind. --json prints all: {"findings": [...]}.
 Each finding has rule, level, kind, cases, world_sizes, launches, values, where, message and action.
 
 \b
@@ -38,7 +38,7 @@ A target is met if the whole 95 % interval reaches it, and missed if no part of 
 Otherwise it is not shown. It is blocked if the check finds an error in the results behind it.
 A single launch shows nothing. Repeats in one Slurm job show nothing either, unless the campaign has
 is_machine = true under [jobs], which says that only these nodes matter.
-Each judgement after more launches needs a wider interval. The file looks.jsonl records them.
+Each judgement after more launches needs a wider interval, so looks.jsonl records all judgements.
 
 \b
 Exit code: 0 without errors (warnings are allowed), 1 with errors, 2 if a file cannot be read.
@@ -54,9 +54,9 @@ With --targets: 0 if all targets are met, 1 if one is missed, not shown or block
     "--targets", help="Judge the results by this targets file. The built-in one is `proposal`."
 )
 @click.option("--against", type=click.Path(path_type=Path),
-              help="With --targets: earlier results, to judge throughput_gain.")  # fmt: skip
+              help="With --targets: earlier results to judge throughput_gain with.")  # fmt: skip
 @click.option("--allow", "allowed", multiple=True, type=click.Choice(ALLOWABLE),
-              help="Fact that may differ from --against. Can be repeated.")  # fmt: skip
+              help="Fact in which PATHS and --against may differ. Can be repeated.")  # fmt: skip
 @click.pass_context
 @opening.accept_bundles()
 def check(

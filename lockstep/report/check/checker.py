@@ -166,9 +166,10 @@ def counts(findings: Sequence[Finding], results: Results) -> str:
         own = [finding for finding in findings if finding.level == level]
         points = _points(own)
         if own:
-            of = f"{len(points)} of {counted(len(known), 'point')}"
-            on = f" on {of if points < known else counted(len(points), 'point')}" if points else ""
-            texts.append(f"{counted(len(set(map(_key, own))), level)}{on}")
+            text, where = counted(len(set(map(_key, own))), level), counted(len(points), "point")
+            if points < known:
+                where = f"{len(points)} of {counted(len(known), 'point')}"
+            texts.append(f"{text} on {where}" if points else text)
         elif level == "warning":
             texts.append("no warning")
     return ", ".join(texts)

@@ -54,8 +54,8 @@ DIGITS = 4
 
 
 @rule("constant-work", "error",
-      "the sizes do different work, so speed-up and efficiency mean nothing",
-      "measure all sizes with one global batch (strong scaling) or local batch (weak scaling)"
+      "the world sizes do different work, so speed-up and efficiency mean nothing",
+      "measure all sizes with one global batch (strong scaling) or one local batch (weak scaling)"
       )  # fmt: skip
 def constant_work(evidence: Evidence) -> Iterator[Finding]:
     """The batch that strong or weak scaling fixes differs between sizes or repeats."""
@@ -80,8 +80,8 @@ def constant_work(evidence: Evidence) -> Iterator[Finding]:
         base = series.baseline
         for size, factor in _samples_per_item(series):
             if not (abs(factor - 1) <= EXACT or _is_size(factor, size / base, EXACT)):
-                text = (f"samples per step / global batch is {factor:.3g} times its value at world "
-                        f"size {base}")  # fmt: skip
+                text = (f"the ratio samples per step / global batch is {factor:.3g} times its "
+                        f"value at world size {base}")  # fmt: skip
                 yield fact("uneven-steps", text, size, at=series,
                            factor=factor, baseline=base)  # fmt: skip
 
@@ -100,7 +100,7 @@ def _samples_per_item(series: Series) -> list[tuple[int, float]]:
     "fixed-epochs-as-strong",
     "error",
     "the work per rank and step is constant, so more ranks take fewer steps, not shorter ones",
-    "name the scaling fixed-epochs, or measure all sizes with one global batch",
+    "set the scaling to fixed-epochs, or measure all world sizes with one global batch",
     "ladders",
 )
 def fixed_epochs_as_strong(series: Series) -> Iterator[Finding]:
@@ -108,17 +108,18 @@ def fixed_epochs_as_strong(series: Series) -> Iterator[Finding]:
     is_time = series.base.time_s is not None and series.row.scaling is None
     if (series.row.scaling == "strong" or is_time) and _is_local_batch_fixed(series):
         batches, sizes = _batches(series, "global_batch"), _sizes(series)
-        kind, name = "called-strong", "this series is called strong scaling"
+        varied = f"the global batch is {joined(batches)} at world size {joined(sizes)}"
+        kind, text = "called-strong", f"this series is called strong scaling, but {varied}"
         if is_time:
-            kind, name = "compared-as-strong", "this series is compared by its total time"
-        text = f"{name}, but the global batch is {joined(batches)} at world size {joined(sizes)}"
+            kind = "compared-as-strong"
+            text = f"this series is compared by its total time, but {varied}"
         yield fact(kind, text, batches=batches, sizes=sizes)
 
 
 @rule(
     "fixed-epochs",
     "warning",
-    "fixed epochs are neither strong nor weak scaling, and each size trains differently",
+    "scaling with fixed epochs is neither strong nor weak, and each world size trains differently",
     "quote the total time, the step time and the accuracy of each size",
     "ladders",
     doubts=False,
@@ -135,21 +136,20 @@ def fixed_epochs(series: Series) -> Iterator[Finding]:
     kept = [p.time_ratio for p in series.above if p.time_ratio]
     if not kept or len(steps_s) < len(points):
         steps_s, kept = [], []
-    text = "local batch and epochs are fixed"
+    speedup = ratio(last.speedup)
+    texts = ["the local batch and the number of epochs are fixed"]
     if batches:
-        text += f", so the global batch is {joined(batches)} at world size {joined(sizes)}"
-    text += (
-        f"; at world size {last.world_size} the total time has a speed-up of {ratio(last.speedup)}"
-    )
+        texts.append(f"the global batch is {joined(batches)} at world size {joined(sizes)}")
+    texts.append(f"the total time at world size {last.world_size} has a speed-up of {speedup}")
     if samples:
-        text += f"; the runs train on {joined(samples)} samples"
+        texts.append(f"the runs train on {joined(samples)} samples")
     if steps_s:
         times_ms = joined(number(1e3 * step_s) for step_s in steps_s)
         shares = joined(f"{percent(share)} %" for share in kept)
-        text += (
-            f"; a step takes {times_ms} ms, so each rank runs at {shares} of the baseline's speed"
+        texts.append(
+            f"a step takes {times_ms} ms, so each rank runs at {shares} of the baseline's speed"
         )
-    yield fact("fixed", text, batches=batches, sizes=sizes, last=last.world_size,
+    yield fact("fixed", "; ".join(texts), batches=batches, sizes=sizes, last=last.world_size,
                speedup=last.speedup, samples=samples, steps_s=steps_s, kept=kept)  # fmt: skip
 
 
@@ -199,7 +199,7 @@ def truncated_batch(_series: Series, point: Point) -> Iterator[Finding]:
 
 
 @rule("samples-time", "error",
-      "throughput times time must equal the samples, so one of the three is wrong",
+      "throughput times time must equal the number of samples, so one of these numbers is wrong",
       "delete result.json so that the journal is read instead, or measure again")  # fmt: skip
 def samples_time(evidence: Evidence) -> Iterator[Finding]:
     """Stored throughput times time differs from the samples, or from a table's speed-up."""
@@ -232,8 +232,8 @@ def samples_time(evidence: Evidence) -> Iterator[Finding]:
             grown, speedups = [rates[size] for size in sizes], [point.speedup for point in apart]
             text = (
                 f"throughput is {joined(map(ratio, grown))} times the baseline's, but the speed-up "
-                f"is {joined(map(ratio, speedups))}; the two should be equal, and the runs have "
-                f"{joined(samples)} samples"
+                f"is {joined(map(ratio, speedups))}; both should be equal. The number of samples "
+                f"of the runs is {joined(samples)}"
             )
             action = ("correct the table's samples or scaling: strong scaling keeps the samples "
                       "of a run, weak scaling multiplies them by n")  # fmt: skip
@@ -257,8 +257,8 @@ def _stored_factor(entry: Entry) -> float:
 @rule(
     "doubled-world-size",
     "error",
-    "the samples of all ranks are multiplied by the world size again, so more ranks look faster",
-    "divide throughput by the world size: it is the samples of all ranks divided by the time",
+    "the throughput counts the samples of all ranks several times, so more ranks look faster",
+    "divide the throughput by the world size, so that it counts the samples of all ranks once",
 )
 def doubled_world_size(evidence: Evidence) -> Iterator[Finding]:
     """The samples of all ranks were multiplied by the world size again."""
@@ -284,7 +284,7 @@ def doubled_world_size(evidence: Evidence) -> Iterator[Finding]:
         for size, (factor, grown) in factors.items():
             if _is_size(factor, grown, ROUNDED):
                 text = (f"throughput times the time in table {time.case} is {factor:.3g} times the "
-                        "samples")  # fmt: skip
+                        "number of samples")  # fmt: skip
                 yield fact("table-doubled", text, size, at=rate,
                            time_table=time.case, factor=factor)  # fmt: skip
 
@@ -414,7 +414,7 @@ def _batches(series: Series, name: str) -> list[int]:
 @rule(
     "super-linear",
     "warning",
-    "a value above 100 % may come from a slow baseline, better use of caches or different work",
+    "an efficiency above 100 % may come from a slow baseline, better caching or different work",
     "measure the baseline and this size again in one campaign, and state the cause",
     "ladders",
 )
@@ -453,7 +453,7 @@ def ladder_gap(evidence: Evidence) -> Iterator[Finding]:
 @rule(
     "no-baseline",
     "warning",
-    "losses of efficiency below this size do not show in speed-up and efficiency",
+    "speed-up and efficiency do not contain the losses below the smallest measured size",
     "measure world size 1 as well, or name the baseline with each ratio",
     "ladders",
     doubts=False,
@@ -461,7 +461,7 @@ def ladder_gap(evidence: Evidence) -> Iterator[Finding]:
 def no_baseline(series: Series) -> Iterator[Finding]:
     """The smallest size of a curve is above 1."""
     if (size := series.baseline) > 1:
-        text = f"the smallest size is {size}, so efficiency there is 1 by definition"
+        text = f"the smallest size is {size}, so its efficiency is 1 by definition"
         yield fact("baseline", text, size, size=size)
 
 
@@ -494,13 +494,16 @@ def curve_breaks(series: Series) -> Iterator[Finding]:
             ]
             if over and all(grown > (1 - NOTABLE_LOSS) * count for count, grown in over):
                 kind, (count, grown) = "node-shares", over[-1]
-                text = f"{text}, but {count} nodes give {ratio(grown)} times the throughput of one"
-                action = "check the input first: each node adds its own workers, cores and disks"
+                text = (
+                    f"{text}, but {count} nodes give {ratio(grown)} times the throughput of one "
+                    "node"
+                )
+                action = "check the input first: each node brings its own workers, cores and disks"
                 values |= {"nodes": count, "grown": grown}
         yield fact(kind, text, break_.world_size, action=action, **values)
 
 
-@rule("outlier", "warning", "scaling curves bend downward, so something slowed this point",
+@rule("outlier", "warning", "a scaling curve has no dip, so something slowed this point",
       "measure the point again in new launches before drawing a curve", "ladders")  # fmt: skip
 def outlier(series: Series) -> Iterator[Finding]:
     """A point lies far below the line through its neighbours, and the next point recovers."""
@@ -545,8 +548,8 @@ def published_ratio(series: Series) -> Iterator[Finding]:
             computed = ratios[name == "efficiency"]
             own = column.get(size, computed) / column.get(base, 1.0)
             if size in column and abs(own / computed - 1) > ROUNDED:
-                text = (f"the stated {name} over world size {base} is {ratio(own)}, but the values "
-                        f"give {ratio(computed)}")  # fmt: skip
+                text = (f"the stated {name} relative to world size {base} is {ratio(own)}, but the "
+                        f"values give {ratio(computed)}")  # fmt: skip
                 yield fact("published-ratio", text, size, ratio=name,
                            published=own, computed=computed, baseline=base)  # fmt: skip
 
@@ -570,7 +573,7 @@ def _number(row: Row, names: str) -> float:
     "epoch-against-run",
     "warning",
     "the run spends time outside its epochs, or its number of epochs differs by size",
-    "state whether a speed-up is that of an epoch or of the run, and find where other time goes",
+    "state whether a speed-up is of an epoch or of the run, and find what takes the other time",
 )
 def epoch_against_run(evidence: Evidence) -> Iterator[Finding]:
     """An epoch and the whole run of one import have different speed-ups."""
@@ -593,7 +596,8 @@ def epoch_against_run(evidence: Evidence) -> Iterator[Finding]:
                            epoch=epoch, run=run)  # fmt: skip
 
 
-@rule("impossible-line", "error", "a number in this line is wrong, or counts something else",
+@rule("impossible-line", "error",
+      "a number in this line is wrong, or has another meaning",
       "correct the line in the table, then import the table again")  # fmt: skip
 def impossible_lines(evidence: Evidence) -> Iterator[Finding]:
     """A line of a table counts nodes as ranks, has more nodes than ranks, or too large a batch."""
@@ -607,7 +611,7 @@ def impossible_lines(evidence: Evidence) -> Iterator[Finding]:
         of_run = (row.time_s or 0) * (row.throughput_samples_per_s or 0)
         samples = round(_number(row, DATA) or of_run)
         if nodes > size:
-            text = f"{ranks} cannot run on {nodes} nodes: each node needs at least one"
+            text = f"{ranks} cannot run on {nodes} nodes: each node needs at least one rank"
             yield fact("more-nodes", text, at=row, size=size, nodes=nodes)
         if 0 < samples < batch:
             text = f"the global batch of {batch} is larger than the data set of {samples} samples"
@@ -619,9 +623,8 @@ def impossible_lines(evidence: Evidence) -> Iterator[Finding]:
         ]  # fmt: skip
         if slower:
             many, fewer = slower[-1].world_size, slower[-1].num_nodes
-            text = (
-                f"{ranks} on {nodes} nodes are faster than {many} on {fewer}, so n may count nodes"
-            )
+            text = (f"{ranks} on {nodes} nodes are faster than {many} ranks on {fewer} nodes, so "
+                    "the column n may count nodes")  # fmt: skip
             yield fact("nodes-as-n", text, at=row, size=size, larger=many, fewer=fewer)
 
 
@@ -629,7 +632,7 @@ def impossible_lines(evidence: Evidence) -> Iterator[Finding]:
     "less-accurate",
     "warning",
     "more ranks train faster but learn less, so the speed-up compares different trainings",
-    "quote the accuracy of each size, or compare the times to one accuracy",
+    "quote the accuracy of each size, or compare the times in which all sizes reach one accuracy",
     "series",
     doubts=False,
 )
@@ -647,7 +650,7 @@ def accuracy_falls(series: Series) -> Iterator[Finding]:
 @rule(
     "accuracy-open",
     "note",
-    "this does not show that more ranks learn less, since seeds may differ by as much",
+    "other seeds may differ by as much, so it is not shown that more ranks learn less",
     "train each size with three seeds or more: set seed = [0, 1, 2] in the campaign",
     "series",
 )

@@ -197,7 +197,8 @@ def duplicates(evidence: Evidence) -> Iterator[Finding]:
                 yield fact("same-numbers", text, point.world_size, at=series, names=names)
 
 
-@rule("unit", "error", "no machine varies this much, so one value is wrong, and its ratios are too",
+@rule("unit", "error",
+      "no machine varies this much, so one value and its ratios are wrong",
       "check the units, then import or measure the wrong value again")  # fmt: skip
 def other_unit(evidence: Evidence) -> Iterator[Finding]:
     """Launches of one point, or ranks of two sizes, differ by a factor of 100 or more."""
@@ -213,7 +214,8 @@ def other_unit(evidence: Evidence) -> Iterator[Finding]:
             each = {point.world_size: point.rate / point.world_size for point in pair}
             low, high = sorted(each, key=each.__getitem__)
             if (factor := each[high] / each[low]) > UNIT:
-                text = f"each rank is {factor:.0f} times as fast at world size {high} as at {low}"
+                text = (f"each rank is {factor:.0f} times as fast at world size {high} as at world "
+                        f"size {low}")  # fmt: skip
                 yield fact("unit-of-size", f"{text}; {ask}", *each, at=series, fast=high,
                            slow=low, factor=factor)  # fmt: skip
 
@@ -274,7 +276,7 @@ def too_few_steps(series: Series) -> Iterator[Finding]:
 
 
 @rule("unfinished-launch", "error", "the missing cases may be the slow ones",
-      "start the launch again; it continues where it stopped")  # fmt: skip
+      "start the launch again; the launch continues where it stopped")  # fmt: skip
 def unfinished_launches(evidence: Evidence) -> Iterator[Finding]:
     """A launch ended before all of its cases were measured, skipped or failed."""
     results = evidence.results
@@ -286,7 +288,7 @@ def unfinished_launches(evidence: Evidence) -> Iterator[Finding]:
             expected = len(launch.facts.get("expected") or []) or len(launch.entries)
             held, size = expected - len(cases), launch.facts.get("world_size") if cases else None
             text = f"the launch ended early, after {held} of {counted(expected, 'case')}"
-            by, action = _again(results, launch.name, "{}; it continues where it stopped")
+            by, action = _again(results, launch.name, "{}; the launch continues where it stopped")
             yield Finding("early-end", text, values={"held": held, "expected": expected, "by": by},
                           cases=tuple(cases), world_sizes=(size,) if size else (), action=action,
                           launches=(launch.name,))  # fmt: skip
@@ -295,7 +297,7 @@ def unfinished_launches(evidence: Evidence) -> Iterator[Finding]:
 @rule(
     "journal-only",
     "warning",
-    "the session's file result.json was lost or changed",
+    "the file result.json of the pytest session was lost or changed",
     "find out why, and keep journal.jsonl, which holds all cases",
     "launches",
     doubts=False,
@@ -307,13 +309,14 @@ def journal_only(launch: Launch) -> Iterator[Finding]:
         yield fact("from-journal", text)
 
 
-@rule("journal-contradicts", "error", "both files record one measurement, so one file was changed",
+@rule("journal-contradicts", "error",
+      "the journal and result.json should agree, so one was changed",
       "restore the file that was changed, or measure the launch again", "launches")  # fmt: skip
 def journal_contradicts(launch: Launch) -> Iterator[Finding]:
     """A launch's result.json holds other numbers or cases than its journal.jsonl."""
     for case, (result, journal) in list(launch.contradictions.items())[:1]:
         text = (f"{case or 'the launch'} has {result} in result.json, but {journal} in "
-                "journal.jsonl, which is used")  # fmt: skip
+                "journal.jsonl; the journal is used")  # fmt: skip
         yield fact("contradicted", text, case=case,
                    result=result, journal=journal)  # fmt: skip
 
@@ -397,7 +400,7 @@ def _again(results: Results, name: str, action: str) -> tuple[str, str]:
         if launch.name == name and names and launch.facts.get("launch", name) not in names:
             return by, (
                 f"delete {launch.path.parent}, which its campaign does not plan, or increase "
-                "repeats in the campaign and run it again"
+                "repeats in the campaign file and run the campaign again"
             )
     return by, action.format(AGAIN[by])
 
@@ -419,9 +422,10 @@ def precision_fallback(_series: Series, point: Point) -> Iterator[Finding]:
         yield fact("flag", text, flag=text)
 
 
-@rule("other-samples", "error", "throughput counts these samples, so it is wrong by this factor",
-      "pass samples=N, the samples of one rank (len() of a pair counts its parts), and measure "
-      "again")  # fmt: skip
+@rule("other-samples", "error",
+      "throughput counts these samples, so it is wrong by the same factor",
+      "pass samples=N, the samples of one rank, and measure again (len() of a pair "
+      "is 2)")  # fmt: skip
 def other_samples(evidence: Evidence) -> Iterator[Finding]:
     """A user's own step states another number of samples than its batch holds."""
     for series, point, flag in evidence.flags("other-samples"):
@@ -433,7 +437,7 @@ def other_samples(evidence: Evidence) -> Iterator[Finding]:
     "duplicate-buckets",
     "warning",
     "any difference between these settings is noise",
-    "keep one of these settings, or choose sizes below that of the model's gradients",
+    "keep one of these settings, or choose buckets smaller than the model's gradients",
     doubts=False,
 )
 def same_buckets(evidence: Evidence) -> Iterator[Finding]:
@@ -474,7 +478,8 @@ def wrong_result(_series: Series, point: Point) -> Iterator[Finding]:
             yield fact("loss-rose", "the loss rose over the timed steps", launches=launches)
 
 
-@rule("loss-stays", "warning", "training does not progress at this size as it does at others",
+@rule("loss-stays", "warning",
+      "training progresses differently at this size than at others",
       "check the learning rate and how gradients are averaged", "measured")  # fmt: skip
 def loss_stays(series: Series) -> Iterator[Finding]:
     """The loss hardly falls at one size over steps in which it falls at other sizes."""
@@ -536,7 +541,7 @@ def not_measured(evidence: Evidence) -> Iterator[Finding]:
 @rule(
     "ranks-missing",
     "error",
-    "a round lasts as long as its slowest rank, which may be missing",
+    "a round lasts as long as its slowest rank, and this rank may be missing",
     "delete result.json so that the journal is read instead, or measure again",
     "entries",
 )
@@ -620,8 +625,8 @@ def cold_start(evidence: Evidence) -> Iterator[Finding]:
 @rule(
     "identical-work",
     "warning",
-    "the difference is not an effect of a setting",
-    "measure more warm-up rounds, and ignore differences of cases that are smaller than this",
+    "no setting explains the difference",
+    "measure more warm-up rounds, and ignore smaller differences between cases than this one",
     doubts=False,
 )
 def identical_work(evidence: Evidence) -> Iterator[Finding]:

@@ -66,7 +66,7 @@ MAY_DIFFER: dict[str, tuple[str, ...]] = {
     ),
     "these facts describe the file format": ("schema", "case.schema"),
     # Options of a session; the record of a case has the settings of the measurement.
-    "the record of a case, which is compared, holds the part of these facts that matters": (
+    "the compared record of each case holds the part of these facts that matters": (
         "measured_with", "studies", "provenance.dropped_environment",
         *_below(DETAILS, "ignored command.over command.metrics input"),
     ),
@@ -196,7 +196,8 @@ def _odd_entries(entries: Sequence[Entry], known: Sequence[Facts]) -> Iterator[F
                 values["usual_sizes"] = sizes(usual)
                 text = (
                     f"the launches differ: {name} is {usually} at world size "
-                    f"{joined(sizes(usual))}, but {value} in equally many launches at {at}"
+                    f"{joined(sizes(usual))}, but {value} in equally many launches at world size "
+                    f"{at}"
                 )
             # A fact of a launch holds for all of its cases.
             is_of_case = path.startswith("case.")
@@ -258,24 +259,19 @@ def _far_from_others(launches: Sequence[Launch]) -> Iterator[Finding]:
         own = sorted(hosts[size])
         others = sorted({host for other in sizes if other != size for host in hosts[other]})
         if own and others and not {*own} & {*others}:
-            text = (
-                f"the ranks ran on {joined(own)}, but those of the other sizes on {joined(others)}"
-            )
+            text = f"this size ran on {joined(own)}, but the other sizes ran on {joined(others)}"
             yield fact("other-hosts", text, size, own=own, others=others)
     for size in chosen:
         theirs = [when for other in sizes if other != size for when in times[other]]
         gaps = [abs(own - when) for own in times[size] for when in theirs]
         if gaps and min(gaps) > FAR_APART:
             date, hours = str(min(times[size]).date()), min(gaps) / timedelta(hours=1)
-            text = (
-                f"this size was measured on {date}, {hours:.0f} hours before or after the nearest "
-                "other size"
-            )
+            text = f"this size was measured on {date}, {hours:.0f} hours apart from any other size"
             yield fact("other-date", text, size, hours=hours, date=date)
 
 
 @rule("idle-devices", "note", "idle devices wait for other ranks, for input or for kernel launches",
-      "read in the report which cause it names: communication, input or a fixed cost",
+      "see in the report which cause is named: communication, input or a fixed cost",
       "measured")  # fmt: skip
 def idle_devices(series: Series) -> Iterator[Finding]:
     """GPUs are busy for less of the time at one size than at any other."""
@@ -343,6 +339,6 @@ def not_in_turn(evidence: Evidence) -> Iterator[Finding]:
         if len(pairs) > max(len(times[base]), len(times[size])) and abs(lead(pairs)) > MOST_APART:
             sizes.append(size)
     if sizes:
-        text = (f"nearly all launches at world size {joined(sizes)} ran before, or nearly all "
-                f"after, those at world size {base}")  # fmt: skip
+        text = (f"nearly all launches at world size {joined(sizes)} ran before those at world size "
+                f"{base}, or nearly all ran after them")  # fmt: skip
         yield fact("not-in-turn", text, *sizes, sizes=sizes, base=base)

@@ -52,7 +52,7 @@ ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "lay
 @click.option("--html", "page", metavar="FILE.html", help="Also write an HTML page.",
               type=click.Path(path_type=Path, dir_okay=False))  # fmt: skip
 @click.option("--document", "folder", metavar="FOLDER",
-              help="Also write a document of what was lost, tried and gained (Markdown, LaTeX).",
+              help="Also write a document on lost time, changes and gain (Markdown, LaTeX).",
               type=click.Path(path_type=Path, file_okay=False))  # fmt: skip
 @click.option("--redact", is_flag=True, help="Leave out hosts, users, paths and environment.")
 @click.option("--force", is_flag=True, help="Overwrite files that Lockstep did not write.")
@@ -82,7 +82,7 @@ def compare(
     if as_markdown and as_json:
         raise ValueError("--markdown and --json both write to stdout; choose one")
     if page is not None and page.suffix != ".html":
-        raise ValueError(f"--html {page} is not the name of a page; give one that ends in .html")
+        raise ValueError(f"--html {page}: the name of a page must end in .html")
     if page is not None:
         render.refuse_foreign(page, force, "--html", render.COMPARED)
     if folder is not None:

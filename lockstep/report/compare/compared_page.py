@@ -27,19 +27,19 @@ from lockstep.report.words.lines import plain
 MAX_CHANGES, MAX_CASES = 32, 6
 MAX_FACT = 90  # characters of a cell
 HOW = (
-    "A bar is the interval, the shaded band the margin. Triangles are slower or faster, squares "
-    "the same, hollow markers too noisy or of unknown noise."
+    "A bar is the interval, and the shaded band is the margin. Triangles are slower or faster, "
+    "squares are the same, and hollow markers are too noisy or of unknown noise."
 )
 BASELINE = (
-    "Efficiency is relative to the campaign's own throughput at the smallest common size of the "
-    "case (ranks: {})."
+    "Efficiency is relative to the campaign's own throughput at the smallest size that all "
+    "campaigns measured (ranks: {})."
 )
 MEANING = (
     "A point is a case at one world size. Its change compares the median rate over launches "
     "(samples or other work per second) with that of the first campaign. A positive change is "
     "faster. The interval is that of the geometric mean over launches.",
-    "The column Could show has the smallest change that the launches of a point would detect 9 "
-    "times in 10. Too noisy means that the interval contains both no change and a change beyond "
+    "The column Could show gives the smallest change that the launches of a point would detect 9 "
+    "times in 10. A point is too noisy if its interval contains both no change and a change beyond "
     "the margin.",
 )
 Ladders = Mapping[str, Sequence[Series]]

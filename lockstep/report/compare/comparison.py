@@ -204,7 +204,7 @@ def compare(
         if (more := len(_match(*points, {*allowed, name})[0]) - len(keys)) > 0
     }  # fmt: skip
     if not keys and ambiguous:
-        raise ValueError(f"A and B have no unique pair of points: {ambiguity(ambiguous)}")
+        raise ValueError(f"the points of A and B cannot be paired uniquely: {ambiguity(ambiguous)}")
     if not keys:
         held = [formats.listed(map(str, side), 3) or "nothing" for side in points]
         hints = [f"pass --allow {name}" for name in allowing]
@@ -341,9 +341,9 @@ def _refuse_differences(
             mine, theirs = ({getattr(row, name) for row in side} for side in (pair.a, pair.b))
         if mine != theirs or len(mine) > 1:
             raise ValueError(
-                f"{pair.case} at {pair.world_size} has {name} {listed(mine)} in A and "
-                f"{listed(theirs)} in B, so the rates are not comparable; pass --allow "
-                f"{allow} to compare them anyway"
+                f"{pair.case} at world size {pair.world_size} has {name} {listed(mine)} in A and "
+                f"{listed(theirs)} in B, so the rates are not comparable; pass --allow {allow} to "
+                "compare them anyway"
             )
     devices = [
         {formats.listed(run.provenance.get("device_names") or ["unknown devices"]) for run in side}

@@ -43,8 +43,8 @@ KINDS = {
     SAME: ("same", "the same within {margin:g} %"),
     UNKNOWN: ("too noisy", "too noisy ({seen})"),
     BARE: ("no repeat", "without repeats"),
-    EQUAL: ("equal launches", "of unknown noise, since launches are equal to the last digit"),
-    ONE_JOB: ("one job", "of unknown noise, since repeats share a job"),
+    EQUAL: ("equal launches", "of unknown noise, because launches are equal to the last digit"),
+    ONE_JOB: ("one job", "of unknown noise, because repeats share a job"),
     BLOCKED: ("blocked", "blocked by the check"),
 }
 MOST_CHANGE = 10.0  # factor; larger changes are obvious
@@ -146,7 +146,7 @@ def difference(comparison: Comparison) -> str:
     if not main and every:
         return f"Other {listed([fact(name) for name in every], MOST_NAMED)}"
     if not main:
-        return "With no known difference between A and B"
+        return "A and B differ in no recorded fact"
     texts = [f"{fact(k)} {values(b)} instead of {values(a)}" for k, (a, b) in main.items()]
     more = len(every) - min(len(texts), MOST_NAMED)
     named = [*texts[:MOST_NAMED], *([counted(more, "other difference")] if more else [])]
@@ -176,8 +176,7 @@ def sentence(summary: Outcome, margin: float) -> str:
     }
     (text, first), *rest = counts.items()
     if not rest:
-        which = "The only point is" if total == 1 else f"All {total} points are"
-        return f"{claims}. {which} {text}."
+        return f"{claims}. {f'All {total} points are' if total > 1 else 'The point is'} {text}."
     verb = "is" if first == 1 else "are"
     parts = [f"{first} {verb} {text}", *(f"{count} {other}" for other, count in rest)]
     return f"{claims}. Of {counted(total, 'point')}, {joined(parts)}."
@@ -214,10 +213,10 @@ def advice(comparison: Comparison) -> str:
         return "Measure B again: launches that are on both sides cannot show a difference."
     unknown = {
         BARE: "Measure five launches per side: without repeats the noise is unknown.",
-        EQUAL: "Give each launch's own rate, with more digits: equal rates show no noise.",
+        EQUAL: "Give the rate of each launch with more digits: equal rates show no noise.",
         ONE_JOB: (
-            "Measure the repeats of A and of B in several jobs: set share_job = false in the "
-            "campaigns."
+            "Measure the repeats of A and of B in several jobs: set share_job = false under "
+            "[jobs] in both campaign files."
         ),
     }
     if all(pair and "measured" not in {pair.a[0].origin, pair.b[0].origin}
@@ -230,10 +229,10 @@ def advice(comparison: Comparison) -> str:
         return unknown[kind]
     if summary.kind == "differs":
         if "not-in-turn" in cautions:
-            return "Measure again in the order A B B A: the machine may have drifted meanwhile."
+            return "Measure again in the order A B B A: the machine may have drifted."
         names = [fact(name) for name in main_differences(comparison)]
         if len(names) > 1:
-            return f"Set one of {listed(names, 4)} back and measure again to find the cause."
+            return f"Reset only one of {listed(names, 4)} and measure again to find the cause."
         return "Run lockstep report to see where the time of B goes."
     noisy = [judged.spread or 0.0 for _, judged in comparison.points if judged.verdict == UNKNOWN]
     if not noisy:
@@ -307,14 +306,14 @@ def rule(comparison: Comparison) -> list[str]:
         return []
     margin = comparison.margin
     text = (
-        f"Intervals are at {100 * (1 - comparison.error):.3g} %, corrected for "
-        f"{counted(tested, 'point')}. A point is the same if its interval is within "
-        f"{1 / (1 + margin):.3f} to {1 + margin:.3f}; it is faster or slower if the interval goes "
-        "beyond and excludes 1."
+        f"Level of the intervals: {100 * (1 - comparison.error):.3g} %, corrected for "
+        f"{counted(tested, 'point')}. A point is the same if its interval lies within "
+        f"{1 / (1 + margin):.3f} to {1 + margin:.3f}. It is faster or slower if its interval goes "
+        "beyond this range and excludes 1."
     )
     if any(interval(judged) == TOO_WIDE for _, judged in comparison.points):
         text += (
-            " Too wide means that the launches are too few and differ too much to exclude any "
+            " An interval is too wide if the launches are too few and too different to exclude any "
             "change."
         )
     return [text]
@@ -356,8 +355,8 @@ def asides(comparison: Comparison) -> list[Aside]:
         Aside(
             "Training time",
             ["Time", "Ranks", "A (s)", "B (s)", "B / A", "95 % interval", "Case"], spent,
-            "Times are medians over runs without validation; below 1, B is faster. The "
-            "intervals are not corrected for the number of points.",
+            "Times are medians over runs, without validation. A ratio below 1 means that B is "
+            "faster. The intervals are not corrected for the number of points.",
         ),
     ]  # fmt: skip
     return [aside for aside in tables if aside.rows]
@@ -390,7 +389,7 @@ def text(comparison: Comparison, names: tuple[str, str], form: Form) -> list[str
         circumstances = circumstances or ["differs: no recorded fact"]
         circumstances.append(f"equal: {listed([fact(name) for name in same], 8)}")
     elif not comparison.environment:
-        circumstances.append("environment: it is not recorded on either side")
+        circumstances.append("environment: neither side recorded it")
     cautions = [f"warning: {own.text}" for own in comparison.cautions]
     points = [["verdict", "ranks", "launches", "ratio", "interval", "memory", "case"]]
     for pair, judged in comparison.points:
@@ -404,7 +403,7 @@ def text(comparison: Comparison, names: tuple[str, str], form: Form) -> list[str
     parts = [
         form.listed([
             f"A: {names[0]}", f"B: {names[1]}", "ratio: rate of B / rate of A; B is faster above 1",
-            "memory: peak of B / peak of A, on the rank that needs most; no verdict uses it",
+            "memory: peak of B / peak of A, on the rank with most memory; no verdict uses it",
         ]),
         form.listed([f"{difference(comparison)}: {sentence(summary, comparison.margin)}"]),
         form.listed([*circumstances, *cautions]),

@@ -42,7 +42,7 @@ class Evaluation:
         are = "is" if len(names) == 1 else "are"
         return (
             f"{counted(len(names), 'launch')} {are} left out of {counted(points, 'point')}, since "
-            f"they may not be pooled with the others: {listed(names)}"
+            f"they may not be pooled with the other launches: {listed(names)}"
         )
 
 

@@ -288,7 +288,7 @@ def _gains(targets: Targets, against: Comparison | None) -> Iterator[Verdict]:
         return
     pairs = [pair for pair in against.points if pair[0].b[0].study not in WITHOUT_COST]
     if not pairs:
-        yield wanted.doubt("no-training", "the two sides have no training step in common")
+        yield wanted.doubt("no-training", "the results and --against share no training step")
     for pair, judged in pairs:
         flags = [flag for _, flag in pair.flags]
         sides = [
@@ -499,7 +499,7 @@ def row(verdict: Verdict) -> list[str]:
     elif most == 0 and unit == "problems":
         text = "no problem wanted"
     elif least is not None and least < 0:
-        text = f">= {shown(least, unit)} wanted, which is at most {shown(-least, unit)} less"
+        text = f">= {shown(least, unit)} wanted, so at most {shown(-least, unit)} less"
     else:
         text = f"{'>=' if most is None else '<='} {shown(least if most is None else most, unit)}"
         text = f"{text} wanted"

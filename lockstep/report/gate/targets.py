@@ -26,7 +26,7 @@ ENDING = ".targets.toml"
 
 def _refuse_per_cent(value: Any) -> Any:
     if isinstance(value, int | float) and abs(value) > 1:
-        raise ValueError("not a fraction; write ten per cent as 0.10")
+        raise ValueError("the value is not a fraction; write ten per cent as 0.10")
     return value
 
 
@@ -51,8 +51,8 @@ class Reference(BaseModel):
     world_size: Count = Field(description="ranks")
     system: str = Field(
         "*",
-        description="host, partition or device that the value is for, or a "
-        "table's column system; * and ? match any characters",
+        description="host, partition or device of the value, or the text in a table's column "
+        "system; * and ? match any characters",
     )
     value: Positive = Field(description="expected value")
     unit: str = Field(description="unit of the value, such as images/s or images/s per rank, or "

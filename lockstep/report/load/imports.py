@@ -115,7 +115,7 @@ def read(paths: Iterable[Path], dataset_size: int) -> Imported:
             table["rows"] = [row | {"scaling": "weak"} for row in table["rows"]]
             imported.facts.append(f"table {name}: weak scaling, with one local_batch at all sizes")
     imported.facts += [
-        f"table {name}: its values are {table['conversion']}"
+        f"table {name}: the values are {table['conversion']}"
         for name, table in imported.tables.items()
         if "conversion" in table
     ]
@@ -129,7 +129,7 @@ def read(paths: Iterable[Path], dataset_size: int) -> Imported:
             raise ValueError(f"{path}: job {job[0]['jobid']}: {error}") from error
     if not imported.tables:
         detail = f": {imported.warnings[0]}" if imported.warnings else ""
-        raise ValueError(f"no line can be used{detail}")
+        raise ValueError(f"no line of these tables can be used{detail}")
     return imported
 
 
@@ -222,7 +222,7 @@ def _plain_row(path: Path, number: int, cells: dict[str, str]) -> tuple[Record, 
     nodes, per_node = _count(cells, "nodes"), _count(cells, "ranks_per_node")
     size = _whole(cells["n"], "n") if "n" in cells else (nodes or 0) * (per_node or 0)
     if nodes and per_node and size != nodes * per_node:
-        raise ValueError(f"n is {size}, but {nodes} nodes of {per_node} ranks are given")
+        raise ValueError(f"n is {size}, but the line has {nodes} nodes with {per_node} ranks each")
     row: Record = {
         "launch": f"line {number}",
         # If n counts workers or processors, device-hours have no meaning.
@@ -301,10 +301,13 @@ def _from_rate(row: Record, cells: dict[str, str]) -> tuple[Record, Record]:
     if whose:
         count = row["world_size"] if whose == "device" else row["num_nodes"]
         if count is None:
-            raise ValueError("the throughput is per node; add a column nodes")
+            raise ValueError("the throughput is per node; add a column named nodes")
         value *= count
         shown = rate if parsed.factor == 1 else unit
-        facts |= {"unit": rate, "conversion": f"{shown} of one {whose} times the {whose}s"}
+        facts |= {
+            "unit": rate,
+            "conversion": f"{shown} of one {whose} x number of {whose}s",
+        }
     known = {"rate": value, "sample_unit": parsed.counted, "throughput_samples_per_s": value}
     return known, facts
 
@@ -372,8 +375,8 @@ def _read_job(path: Path, job: list[dict[str, str]], dataset_size: int, imported
     }  # fmt: skip
     imported.add(name, row, facts)
     imported.facts.append(
-        f"job {first['jobid']}: {rate:.0f} images/s on {counted(size, 'rank')}, "
-        f"mean of {counted(len(timed), 'epoch')} of {dataset_size} images"
+        f"job {first['jobid']}: {rate:.0f} images/s on {counted(size, 'rank')}, mean over "
+        f"{counted(len(timed), 'epoch')} of {dataset_size} images each"
     )
     imported.warnings += [f"{path.name}: job {first['jobid']}: {each}" for each in flags]
 

@@ -97,12 +97,12 @@ def _read_imported(path: Path, document: dict[str, Any], results: Results) -> No
             check_value(Details, row.details, where)
             if row.origin not in ORIGINS[1:]:
                 raise ValueError(
-                    f"{where}: the origin is {row.origin}, but that of an imported row must be "
-                    "cited or target"
+                    f"{where}: the origin is {row.origin}, but an imported row must have the "
+                    "origin cited or target"
                 )
             if not isinstance(recorded, list):
                 raise ValueError(
-                    f"{where}: flags is {str(recorded)[:80]!r}, not a list; import it again"
+                    f"{where}: flags is {str(recorded)[:80]!r}, not a list; import the table again"
                 )
             row.flags = list(map(flags.read, recorded))
             results.rows.append(row)
@@ -113,7 +113,9 @@ def _read_launch(
 ) -> None:
     entries = document.get("benchmarks") if isinstance(document, dict) else None
     if not isinstance(entries, list):
-        raise ValueError(f"{path}: not a pytest-benchmark file: it has no list 'benchmarks'")
+        raise ValueError(
+            f"{path}: not a pytest-benchmark file, because it has no list 'benchmarks'"
+        )
     facts = document.get(record.KEY) or {}
     if not isinstance(facts, dict):
         raise ValueError(f"{path}: the facts of the launch must be one JSON object")
@@ -203,7 +205,7 @@ def _read_entries(launch: Launch, unread: list[Unread]) -> list[Row]:
                 continue
             # Someone else's benchmark: one process, a time, no samples.
             if stats.median < SHORTEST_ROUND_S:
-                raise ValueError(f"{where}: the median, {stats.median} s, is not a time")
+                raise ValueError(f"{where}: the median of {stats.median} s is not a time")
             others[name] = Row(
                 launch=launch.name, case=name, study=OTHER, workload=name, world_size=1,
                 rate=1 / stats.median, step_s=stats.median, mean_step_s=stats.mean,

@@ -54,7 +54,7 @@ def unpack(recording: Path, folder: Path) -> None:
         known = files.parse(files.content(path)) if path.is_file() else None
         if not isinstance(known, dict) or KEY not in known:
             raise ValueError(
-                f"{folder} holds other files than a demo; choose another folder with --to"
+                f"{folder} holds files that are not of a demo; choose another folder with --to"
             )
     for old in folder.glob(f"{LAUNCHES}/*/{RESULT}"):
         if old.parent.name not in document["launches"]:

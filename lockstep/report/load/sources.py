@@ -31,7 +31,7 @@ def read_campaign(folder: Path) -> dict[str, Any]:
         return {}
     own = read_json(path)
     if not isinstance(own, dict):
-        raise ValueError(f"{path}: not a campaign: it must be one JSON object")
+        raise ValueError(f"{path}: this is not a campaign, which must be one JSON object")
     record.check_schema(own, str(path))
     check_value(CampaignFile, own, str(path))
     return own
@@ -152,7 +152,7 @@ def read_json(path: Path) -> Any:
         # parser takes a third of the time of the standard library's.
         document = files.parse(content, lambda _: None, partial(from_json, allow_inf_nan=False))
     except ValueError as error:
-        raise ValueError(f"{path}: not valid JSON, perhaps truncated: {error}") from error
+        raise ValueError(f"{path}: not valid JSON, and maybe truncated: {error}") from error
     # ASCII text without escapes is printable.
     return document if content.isascii() and b"\\" not in content else printable(document)
 

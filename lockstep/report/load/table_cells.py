@@ -340,8 +340,8 @@ _IN_BRACKETS = re.compile(r"(.+?) ?[(\[]([^()\[\]]+)[)\]]")
 def read(path: Path) -> Table:
     """Read a table, UTF-8 or Windows-1252; ValueError if it is missing, empty or no table."""
     if path.is_dir() or not path.exists():
-        why = "is a folder; give its tables one by one" if path.is_dir() else "does not exist"
-        raise ValueError(f"{path}: cannot be read: it {why}")
+        why = "this is a folder; give its tables one by one" if path.is_dir() else "no such file"
+        raise ValueError(f"{path}: {why}")
     content = files.content(path)
     try:
         text = content.decode("utf-8-sig")
@@ -412,7 +412,7 @@ def values(table: Table) -> tuple[list[tuple[str, ...]], Lines]:
     for column in columns:
         meaning = column.name if column.name in COLUMNS else "unknown column, kept as a detail"
         if re.search(r"(?i)speed.?up|efficiency", column.name):
-            meaning += ", which lockstep check compares with the values"
+            meaning = f"{meaning}; lockstep check compares the column with the values"
         unit, cell = column.unit or column.units[0], column.cells[0]
         if not cell and column.name == "n":
             cell = f"{counts[0].get('nodes')} x {counts[0].get('ranks_per_node')}"
@@ -484,11 +484,11 @@ def _refuse_open(table: Table, columns: Sequence[Column]) -> None:
     if not values and others:
         heads[others[0]] = "throughput (samples/s)"
     if "n" not in names and not {"nodes", "ranks_per_node"} <= names:
-        text, head = "no column gives the number of ranks; name one n, or gpus", "n"
+        text, head = "no column gives the number of ranks; name the column of ranks n or gpus", "n"
         if nodes := next((each.heading for each in columns if each.name == "nodes"), None):
             text = (
-                f"column {nodes!r} alone does not give the number of GPUs; multiply it by the GPUs "
-                "per node, and write the products as a column gpus"
+                f"column {nodes!r} counts nodes, not GPUs; multiply it by the GPUs per node, and "
+                "write the products to a column gpus"
             )
             head = "gpus"
         needed.append(text)
@@ -530,7 +530,7 @@ def _named(lines: Lines) -> dict[str, str]:
             continue
         if alias in named.values() and alias != "note":
             other = next(known for known, name in named.items() if name == alias)
-            raise ValueError(f"columns {other!r} and {heading!r} both give {alias}; keep one")
+            raise ValueError(f"columns {other!r} and {heading!r} both mean {alias}; keep one")
         named[heading] = alias
     if "n" not in named.values():
         for heading, column in cells.items():  # of `8x V100` or `2 nodes x 8`

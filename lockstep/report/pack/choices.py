@@ -89,7 +89,7 @@ class Work(_Table):
     production: Production | None = None
     overhead: Share = Field(
         0.0,
-        description="node-hours for restarts, set-up and contingency, as a fraction of the runs'",
+        description="node-hours for restarts, set-up and contingency / node-hours of the runs",
     )
     failed_share: Lost = Field(
         0.0, description="node-hours of failed jobs, as a fraction of all node-hours"
@@ -371,8 +371,8 @@ def objections(evaluation: Evaluation, chosen: Chosen, is_example: bool) -> Iter
     results = evaluation.results
     if results.on_cpus:
         text = (
-            "the results are from CPUs, where ranks share cores and memory bandwidth: a "
-            "functional test"
+            "the results are from CPUs, where ranks share cores and memory bandwidth, so they are "
+            "a functional test"
         )
         yield Objection("cpus", text)
     if recorded.KEY in results.campaign:
@@ -387,7 +387,7 @@ def objections(evaluation: Evaluation, chosen: Chosen, is_example: bool) -> Iter
         names = list(dict.fromkeys(row.launch for row in left_out))
         num_points = len({row.point for row in left_out})
         text = (
-            f"{counted(len(names), 'launch')} may not be pooled with the others of "
+            f"{counted(len(names), 'launch')} may not be pooled with the other launches of "
             f"{counted(num_points, 'point')}: {listed(names, MAX_NAMED)}"
         )
         yield Objection("left-out", text, {"launches": names, "num_points": num_points})

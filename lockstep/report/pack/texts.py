@@ -290,7 +290,7 @@ def _conditions(chosen: Chosen, basis: Basis) -> Block:
         ["Model", row.workload], ["Precision", str(row.precision)],
         ["Global batch", str(row.global_batch)],
         *([name, value] for name, value in known.items() if value),
-        ["Checkpoints", "none is written in a timed step"],
+        ["Checkpoints", "no checkpoint is written in a timed step"],
     ]  # fmt: skip
     columns = ("Condition", "As measured")
     return table("Conditions of the measurement", columns, rows, texts=2)

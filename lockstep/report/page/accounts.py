@@ -44,9 +44,9 @@ def jobs(results: Results) -> Panel | None:
         "allocated, as in seff.",
         "Queue wait": "Queue wait lasts from submission, or from eligibility after a "
         "dependency, to the start.",
-        "Node-hours": "Hours are the allocated hours, by Slurm's count of CPUs.",
-        "TRES billing (hours)": "TRES billing is Slurm's own, before a QOS's usage factor.",
-        measured_column: "Measured is the time in timed regions times their ranks. The other time "
+        "Node-hours": "Hours are allocated hours, used or not, by Slurm's count of CPUs.",
+        "TRES billing (hours)": "TRES billing is Slurm's value, without a QOS's usage factor.",
+        measured_column: "Measured is the time in timed regions x the number of ranks. The rest "
         "went to starting, loading, warming up and checking.",
     }
     made = table("Jobs in Slurm's accounting", (*COLUMNS, measured_column), cells, 3, "",

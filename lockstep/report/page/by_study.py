@@ -178,7 +178,7 @@ def programs_panels(series: Sequence[Series]) -> list[Panel]:
         factors.setdefault(ladder.factor, []).append(ladder)
     made = [_over(factor, own) for factor, own in factors.items()]
     if metrics := _metrics(series):
-        lead = "These values were printed by the program. A launch has the median over its runs."
+        lead = "The program printed these values. A launch's value is the median over its runs."
         made.append(panel(
             "metrics", "Metrics of programs", lead=[lead], tables=metrics, figures=_curves(series)
         ))  # fmt: skip
@@ -279,8 +279,8 @@ def _curves(series: Sequence[Series]) -> list[dict[str, Any]]:
             "kind": "band", "id": f"curve-{index}-{_safe(name)}", "title": f"{name} over a run",
             "xlabel": "Value of the run", "ylabel": f"{name} ({unit})", "whole": True,
             "percent": False, "lines": [], "series": own[:MAX_CURVES],
-            "note": "Line: mean over launches; band: its 95 % interval."
-            + (f" The first {MAX_CURVES} of {len(own)}." if len(own) > MAX_CURVES else ""),
+            "note": "The line is the mean over launches, and the band is its 95 % interval."
+            + (f" First {MAX_CURVES} of {len(own)}." if len(own) > MAX_CURVES else ""),
             "desc": f"{name} in {unit} over a run. "
             + "; ".join(f"{each['label']}: {number(each['y'][-1])} at last" for each in own),
         }
@@ -319,9 +319,9 @@ def _paces(rows: Sequence[Row]) -> list[Panel]:
         "kind": "category", "id": "pace-strip", "title": title, "items": items,
         "xlabel": "Longer than the others (%)", "ylabel": noun.capitalize(),
         "line": 0.0, "is_relative": True, "desc": f"Step time by {noun}. {described}.",
-        "note": "Time of a step without gradient synchronisation, divided by the median of the "
-        "others. It is the geometric mean over launches with its 95 % interval; the slowest "
-        f"{noun} is first. Faint dots: each {'rank of the host' if is_hosts else 'launch'}.",
+        "note": "A mark is the time of a step without gradient synchronisation, divided by the "
+        "median of the others: the geometric mean over launches, with its 95 % interval. The "
+        f"slowest {noun} is first. A faint dot is one {'rank' if is_hosts else 'launch'}.",
     }  # fmt: skip
     return [panel("pace", "Hosts and ranks", figures=[figure])]
 

@@ -95,7 +95,7 @@ def _bandwidth_figure(sweeps: Mapping[str, Sweep], ranks: int, wire: float | Non
         "collective-bandwidth", f"Collectives: {name} on {counted(ranks, 'rank')}",
         f"{name} (GB/s)", curves, ylog=True, lines=[{"y": wire, "label": "wire"}] if wire else [],
         xlabel="Message size", size_ticks=True, fit="fitted: latency + bytes / rate",
-        note=f"Bars: 95 % intervals of the time, over launches.{carried}",
+        note=f"Bars are 95 % intervals of the time, over launches.{carried}",
     )  # fmt: skip
 
 
@@ -106,30 +106,31 @@ def _link_tables(ordered: Mapping[Key, Sweep], largest: int, wires: Wires) -> li
         "Rate (GB/s)", "95 % interval (GB/s)", "Error of the fit (%)", "Share of the wire (%)",
     )  # fmt: skip
     notes = {
-        "Latency (\u00b5s)": "Fitted to all sizes of a sweep: time = latency + bytes on the link / "
-        "rate.",
+        "Latency (\u00b5s)": "Latency and rate are fitted to all sizes of a sweep: time = latency "
+        "+ bytes on the link / rate.",
         "Rate (GB/s)": "The rate is the busbw of infinitely long messages.",
         "Error of the fit (%)": "A large error of the fit means that the library changes its "
         "algorithm with the size.",
         "Share of the wire (%)": "The wire's rate is that of all network ports that the first node "
         "uses; on one node, that of NVLink or PCIe in one direction, by the GPU's data sheet.",
     }
-    rows: dict[bool, list[list[str]]] = {True: [], False: []}
+    fewer = "fewer ranks"
+    rows: dict[str, list[list[str]]] = {counted(largest, "rank"): [], fewer: []}
     for (name, world_size), points in ordered.items():
         row = points[0][1].rows[0]
         if fit := links.fit_points(row.workload, points):
             wire = _wire([points], wires)
-            rows[world_size == largest].append([
+            rows[counted(largest, "rank") if world_size == largest else fewer].append([
                 name, str(world_size), parts.shown(row.num_nodes), str(fit.num_sizes),
                 number(fit.alpha_s * MICRO), span(fit.alpha_interval, MICRO),
                 number(fit.beta_gb_per_s), span(fit.beta_interval), percent(fit.error),
                 percent(fit.beta_gb_per_s / wire if wire else None),
             ])  # fmt: skip
-    caption = f"Latency and rate of the links on {counted(largest, 'rank')}"
+
     return [
-        table(caption if is_largest else "The same on fewer ranks", columns, own, 1, note=notes,
-              folded=not is_largest)
-        for is_largest, own in rows.items() if own
+        table(f"Latency and rate of the links on {where}", columns, own, 1, note=notes,
+              folded=where == fewer)
+        for where, own in rows.items() if own
     ]  # fmt: skip
 
 

@@ -165,10 +165,10 @@ def tiles(about: Headline | None, checked: str) -> list[dict[str, str]]:
         loss = why.loss
         ideal = f"ideal {parts.ms(loss.step_s - loss.seconds)} ms, by the baseline's step"
         lost = f"{parts.ms(loss.seconds)} of {parts.ms(loss.step_s)} ms"
-        largest = f"{parts.ms(why.named[0].seconds)} ms " if why.kind == "named" else ""
+        largest = f"{parts.ms(why.named[0].seconds)} ms" if why.kind == "named" else ""
         made.append((
             f"Lost on {counted(about.loss_point.world_size, about.series.noun)}",
-            lost if loss.seconds > 0 else "none shown", f"{ideal}; {largest}{about.cause}", home,
+            lost if loss.seconds > 0 else "none shown", f"{ideal}; {about.cause(largest)}", home,
         ))  # fmt: skip
     # The launches and flags of this series alone; the page's warnings count those of all series.
     href = "#check" if checked else "#method"
@@ -190,7 +190,7 @@ def _scaling_tiles(about: Headline, home: str) -> list[tuple[str, str, str, str]
     if unshown := about.series.unshown(about.threshold):
         sizes = joined([each.world_size for each in unshown])
         needed = about.series.launches_to_show(about.threshold)
-        note += f"; not shown at {sizes} {noun}s: measure {needed}"
+        note += f"; {sizes} {noun}s are not shown to reach this: measure {needed}"
     interval = point.efficiency_interval
     span = f"{percent_span(interval)} %" if interval else no_interval(point, about.series.base)
     gain = f"{headline.gain(point)} {counted(about.series.baseline, noun)}"
@@ -228,7 +228,7 @@ def _verdicts(ladders: Headlines) -> list[str]:
         noisy += [each.series.label for each in sound if each.why and each.why.kind == "open"]
     if noisy:
         sentences.append(
-            f"Noise hides which cause takes the lost time in {listed(noisy, 4)}. Measure each size "
+            f"Noise hides the cause of the lost time in {listed(noisy, 4)}. Measure each size "
             f"in more launches, at least {WANTED_LAUNCHES}."
         )
     return sentences
@@ -240,25 +240,25 @@ def _band(results: Results) -> str | None:
     if not recorded:
         is_training = any(not row.program for row in results.rows)
         return CPU_BAND if results.on_cpus and is_training else None
-    text = "Recorded, not measured on this machine"
+    texts = ["These results were recorded, and not measured on this machine."]
     if recorded.get("kind") != "links":
-        return f"{text}."
+        return texts[0]
     nodes = counted(int(recorded["num_nodes"]), "node")
     rate = number(float(recorded["rate_bit_per_s"]) / 1e6)
-    text += f": {nodes} simulated on one, with links of {rate} Mbit/s."
+    texts.append(f"They are from {nodes} simulated on one, with links of {rate} Mbit/s.")
     if wait := recorded.get("ms_per_item"):
-        text += (
-            f" Ranks, DDP and network are real; each device waits {number(float(wait))} ms per "
+        texts.append(
+            f"Ranks, DDP and network are real; each device waits {number(float(wait))} ms per "
             "sample instead of computing."
         )
-    return f"{text} This is no evidence for a proposal."
+    return " ".join([*texts, "This is no evidence for a proposal."])
 
 
 def _title(results: Results, series: Sequence[Series]) -> str:
     origins = {curve.row.origin for curve in series}
     imported = " and ".join(sorted(origins - {"measured"}))
     if origins and "measured" not in origins:
-        return f"Scaling numbers, {imported}, not measured here"
+        return f"Scaling numbers ({imported}, not measured here)"
     campaigns = filter(None, (launch.facts.get("campaign") for launch in results.launches))
     name = str(results.campaign.get("name") or " + ".join(dict.fromkeys(map(str, campaigns))))
     kind = "Training report" if series and all(c.row.training for c in series) else "Scaling report"
@@ -269,7 +269,7 @@ def _title(results: Results, series: Sequence[Series]) -> str:
 def _summary(results: Results, series: Sequence[Series], shared: str) -> list[str]:
     is_measured = results.launches or learning.select_trainings(series)
     sentences = [_measured_summary(results, series, shared)] if is_measured else []
-    for origin, text in (("cited", "are cited"), ("target", "are targets, not measured")):
+    for origin, text in (("cited", "are cited"), ("target", "are unmeasured targets")):
         if chosen := [curve for curve in series if curve.row.origin == origin]:
             points = counted(sum(len(curve.points) for curve in chosen), "point")
             sentences.append(f"{points} in {counted(len(chosen), 'table')} {text}.")
@@ -310,18 +310,18 @@ def _warnings(evaluation: Evaluation) -> list[str]:
         curve.row.study for curve in series for point in curve.points
         if abs((point.mean_over_median or 1.0) - 1) > NOTABLE
     ]  # fmt: skip
-    noisy = "too noisy to say more, with " if len(wide) > len(points) / 2 else ""
+    noisy = "most points too noisy, " if len(wide) > len(points) / 2 else ""
     lost = facts.gaps(results, lambda gap: gap.can_be_filled)
-    off = f"with a mean step more than {100 * NOTABLE:.0f} % off the median"
+    off = f"{100 * NOTABLE:.0f} %"
     texts = [
         (len(evaluation.left_out), evaluation.not_pooled),
         (flagged, f"{flagged} of {counted(len(points), 'point')} flagged"),
-        (unequal, f"{unequal} series whose ranks have different numbers of threads"),
+        (unequal, f"{unequal} series with different numbers of threads per rank"),
         (single, f"{counted(single, 'point')} without repeat"),
         (len(wide), f"{noisy}{counted(len(wide), 'interval')} wider than a factor of "
          f"{WIDE:g} (in {listed(dict.fromkeys(wide), 4)})"),
-        (len(skewed), f"{counted(len(skewed), 'point')} {off} "
-         f"(in {listed(dict.fromkeys(skewed), 4)})"),
+        (len(skewed), f"{counted(len(skewed), 'point')} with a mean step more than {off} off the "
+         f"median (in {listed(dict.fromkeys(skewed), 4)})"),
         (broken, f"{counted(broken, 'launch')} incomplete"),
         (len(results.unread), f"{len(results.unread)} unreadable"),
         (len(lost), counted(len(lost), "gap")),

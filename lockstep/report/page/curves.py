@@ -197,7 +197,7 @@ def _predicted_text(curves: list[dict[str, Any]]) -> str:
             )
     if len(texts) > MAX_NAMED:
         texts[MAX_NAMED:] = [f"and {len(texts) - MAX_NAMED} more"]
-    legend = "Dotted with a hollow mark: predicted by the chosen rule, not measured"
+    legend = "A dotted line with a hollow mark is predicted by the chosen rule, not measured"
     return f" {legend} ({'; '.join(texts)})." if texts else ""
 
 
@@ -230,7 +230,7 @@ def _causes(study: str, series: Sequence[Series]) -> tuple[list[Figure], list[st
             "xlabel": "Ranks", "ylabel": "Step time (ms)",
             "lost_label": "Time beyond the ideal step, by cause (ms)",
             "desc": f"Step time in ms by cause against ranks. {described}.",
-            "note": "Below: how much longer a step takes than the ideal step.",
+            "note": "The lower part shows how much longer a step takes than the ideal step.",
         })  # fmt: skip
     note = f"The figures show where a step's time goes for {MAX_SPLIT} of {len(divided)} series."
     return made, [note] * (len(divided) > MAX_SPLIT)
@@ -294,7 +294,7 @@ def _choice_table(series: Series, threshold: float) -> parts.Table | None:
         [capital(choice.purpose), str(choice.world_size or choice.lacking), choice.why]
         for choice in choices
     ]
-    caption = f"{_caption(series)}: which size for which purpose"
+    caption = f"{_caption(series)}: the best size for each purpose"
     return parts.table(caption, ("Purpose", "Ranks", "Why"), rows, 3)
 
 
@@ -312,7 +312,7 @@ def _beside(series: Series) -> str:
         placed = layout.suffix(*(layout.layout(p.rows[0], names) for p in (other, point)))
         between = ratio_interval(point.units, other.units)
         text += (
-            f" On {counted(point.world_size, 'rank')}, {series.layout}: "
+            f" On {counted(point.world_size, 'rank')}, {series.layout} gives "
             f"{formats.ratio(point.rate / other.rate)} times the throughput of {placed} "
             f"({formats.ratio_span(between) if between else no_interval(point, other)})."
         )
@@ -337,10 +337,10 @@ def _cost_table(series: Series, hours: str) -> parts.Table:
     )  # fmt: skip
     least, most = (formats.trimmed(series.points[i].device_hours) for i in (0, -1))
     return parts.point_table(
-        f"What it takes: {_caption(series)}", columns, series.points, folded=True,
+        f"Batch, hours and memory: {_caption(series)}", columns, series.points, folded=True,
         note=parts.cost_note(capital(hours), series.points),
         finding=f"{series.label} {least} to {most} {hours} per 10\u2076 {unit}",
-        group="What each point takes: batch, hours, memory",
+        group="Batch, hours and memory of each point",
     )  # fmt: skip
 
 
@@ -365,8 +365,8 @@ PHASE_NOTE = {
     "launches and over turns of the whole step.",
     "Backward (ms)": "Backward includes the communication that it does not hide.",
     "Overlap (%)": "Overlap is 1 - exposed communication / the time of the all-reduce alone: 100 % "
-    "if the backward pass hides all of it. At least this share is hidden, since exposed "
-    "communication includes DDP's own copies and hooks.",
+    "if the backward pass hides all communication. The true share is this or more, "
+    "since exposed communication includes DDP's own copies and hooks.",
 }
 
 

@@ -45,8 +45,8 @@ MEANS = {
     "Host sends by InfiniBand (GB/s)": ("fabric_sent_gb_per_s", 1),
 }
 MEANT = (
-    "Values of devices and processes are means over the timed rounds of the launch's cases; "
-    "telemetry/ beside the launch's journal has the single readings."
+    "Values of devices and processes are means over the timed rounds of the launch's cases. The "
+    "folder telemetry/ beside the launch's journal has the single readings."
 )
 
 PROGRAM = (
@@ -55,10 +55,10 @@ PROGRAM = (
 )
 TRAINING = (
     "A training run has whole epochs. An epoch lasts from the barrier before its first update to "
-    "the last update of the slowest rank. It is then validated on the whole validation set, each "
-    "item counted once; the epoch's time excludes this. Runs are pooled if they differ only in "
-    "seed and repeat: model, data, precision, batch, optimizer, rate, schedule, epochs, device and "
-    "ranks are equal. A mean accuracy has a Student t interval over seeds."
+    "the last update of the slowest rank. The model is then validated on the whole validation set, "
+    "each item counted once; the epoch's time excludes validation. Runs are pooled if they differ "
+    "only in seed and repeat: model, data, precision, batch, optimizer, rate, schedule, epochs, "
+    "device and ranks are equal. A mean accuracy has a Student t interval over seeds."
 )
 
 
@@ -69,15 +69,16 @@ RATES = (
     "FLOP/s divided by the datasheet peak of all devices; it is absent if that peak is unknown."
 )
 MEANINGS = (
-    "Speed-up is the ratio of throughput to the baseline, the smallest world size of the series "
-    "unless another was requested; if only times are known, the ratio of work per second. "
-    "Parallel efficiency is speed-up divided by the ratio of world sizes. For weak scaling it "
-    "equals the time ratio: the baseline's step time divided by the point's.",
-    "Intervals are 95 % Student t intervals of the logarithm of one value per launch. Those of "
-    "ratios are Welch's and contain the baseline's uncertainty. They are centred on the geometric "
-    "mean of the launches. A point is the median of the launches, which may lie off the centre, "
-    "or outside, if the launches are skewed. The baseline's own ratio is 1 by definition and has "
-    "no interval, and a point with one launch has none.",
+    "Speed-up is throughput divided by that of the baseline; if only times are known, work per "
+    "second divided by that of the baseline. The baseline is the smallest world size of the series "
+    "unless another was requested. Parallel efficiency is speed-up divided by the ratio of world "
+    "sizes. For weak scaling it equals the time ratio: the baseline's step time divided by the "
+    "point's.",
+    "Intervals are 95 % Student t intervals of the logarithm of one value per launch. Intervals of "
+    "ratios are Welch's and contain the baseline's uncertainty. The centre of an interval is the "
+    "geometric mean of the launches. The value of a point is the median of the launches, which may "
+    "lie off the centre or outside the interval if the launches are skewed. The baseline's own "
+    "ratio is 1 by definition and has no interval, and a point with one launch has none.",
 )
 
 
@@ -127,12 +128,12 @@ def _reason(gap: Gap) -> str:
         case "too-few-gpus":
             return f"skipped: it needs {gap.world_size} GPUs, but the machine has {gap.num_gpus}"
         case "below-floor":
-            return "left out: a smaller size missed until_efficiency"
+            return "not measured: a smaller size was below until_efficiency of the campaign"
         case "dropped":
             return "dropped: the launch was planned before repeats or world sizes were lowered"
         case "not-run":
             return "the launch was planned but has no result"
-    return "the case was expected, but the launch holds no result of it"
+    return "the case was expected, but the launch has no result for it"
 
 
 def gaps_panel(results: Results) -> Panel | None:
@@ -162,8 +163,8 @@ def method(results: Results, series: Sequence[Series], threshold: float) -> Pane
     lead += [
         *MEANINGS,
         f"An efficiency of {100 * threshold:.0f} % or more is called good. Device-hours are world "
-        "size times hours. They refer to one run in tables of times, and else to a million "
-        "samples. They use the mean step, since costs add up; all other values use the median, "
+        "size times hours: of one run in tables of times, else of a million samples. Device-hours "
+        "use the mean step time, since costs add up. All other values use the median, which shows "
         "the steady state.",
     ]
     rows = [row for curve in series for point in curve.points for row in point.rows]
@@ -171,15 +172,14 @@ def method(results: Results, series: Sequence[Series], threshold: float) -> Pane
     rounds = sum(row.rounds or 0 for row in rows if row.num_far_out is not None)
     if any(row.rounds and row.rounds < FEWEST for row in rows if row.origin == "measured"):
         lead.append(
-            f"Launches of fewer than {FEWEST} rounds cannot show drift or rounds far out, and "
-            f"fewer than {MODE_FEWEST} cannot show two modes: measure with --rounds 20 to look for "
-            "them."
+            f"Launches of fewer than {FEWEST} rounds cannot show drift or outliers, and fewer than "
+            f"{MODE_FEWEST} cannot show two modes. Measure with --rounds 20 to see them."
         )
     elif count:
         lead.append(
-            f"{count} of {counted(rounds, 'timed round')} lie far out, more than three "
-            "interquartile ranges from the nearer quartile of their launch (Tukey). None is left "
-            "out."
+            f"{count} of {counted(rounds, 'timed round')} are outliers: they lie more than three "
+            "interquartile ranges from the nearer quartile of their launch (Tukey). All rounds are "
+            "kept."
         )
     return panel("method", "Method", lead=lead)
 
@@ -229,7 +229,7 @@ def _launch_table(launches: list[Launch]) -> Table:
         for launch in launches
     ]
     broken = sum(not launch.complete for launch in launches)
-    text = f"{counted(len(launches), 'launch')}, {f'{broken} in' if broken else 'all '}complete"
+    text = f"{counted(len(launches), 'launch')}, {f'{broken} incomplete' if broken else 'complete'}"
     return table("Launches", columns, rows, 5, "", finding=text)
 
 
@@ -317,7 +317,7 @@ def error_lines(findings: Sequence[Finding]) -> list[str]:
     groups = checker.group_findings(checker.errors(findings))
     lines = [f"{each.first.rule}: {each.where()}: {each.message()}." for each in groups[:MAX_FIRST]]
     more = len(groups) - MAX_FIRST
-    return [*lines, f"{counted(more, 'more error')} in the table below."] if more > 0 else lines
+    return [*lines, f"The table below has {counted(more, 'more error')}."] if more > 0 else lines
 
 
 def why_blocked(series: Series, findings: Sequence[Finding], left_out: Sequence[Row]) -> str:
@@ -352,7 +352,8 @@ def findings_panel(findings: Sequence[Finding], results: Results) -> Panel | Non
 
 
 PROFILED = (
-    "A profiler slows what it sees: read shares, not times. These steps are no part of the results."
+    "A profiler slows a program, so read shares, not times. These steps are not part of the "
+    "results."
 )
 # Most traces that a page reads, rank 0 of each case first.
 MAX_PROFILES = 16
@@ -379,7 +380,9 @@ def profile_panels(results: Results) -> list[Panel]:
             if file in traces:  # a CSV may be of something else
                 lead.append(f"Not read: {error}.".replace(str(file), file.name))
     if (more := len(traces) - MAX_PROFILES) > 0:
-        lead.append(f"Not read either: {counted(more, 'more file')}; lockstep explain reads any.")
+        lead.append(
+            f"The page omits {counted(more, 'more file')}; lockstep explain reads any file."
+        )
     lead += filter(None, map(step_shares.busy, profiles))
     shares = list(_share_tables(profiles, folders))
     kernels = roofline_panel(results, [each for each in profiles if each.tool == NCU])
@@ -435,7 +438,7 @@ def roofline_panel(results: Results, profiles: Sequence[Profile]) -> Panel | Non
             "xlabel": "FLOP per byte of device memory", "ylabel": "TFLOP/s",
             "tb_per_s": made.bytes_per_s / TERA, "points": points,
             "peaks": {name: peak / TERA for name, peak in made.peaks.items()},
-            "note": "Dashed: peaks. The numbers are those of the table.",
+            "note": "Dashed lines are the peaks. The numbers are those of the table.",
         })  # fmt: skip
         rows = [[str(n), *place.cells()] for n, place in enumerate(made.places, start=1)]
         caption = f"Kernels of {file} under the roofline"

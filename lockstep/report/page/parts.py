@@ -140,8 +140,8 @@ def cost_note(hours: str, points: Sequence[Point]) -> str:
     long = [p for p in points if any(flag.kind == "long-round" for flag in p.flags)]
     places = listed(list(dict.fromkeys(f"{p.rows[0].case} at {p.world_size}" for p in long)), 3)
     unsure = f" A long round dominates the hours of {places}; measure again." if long else ""
-    medians = "; step times are medians" if any(p.rows[0].rounds for p in points) else ""
-    return f"{hours} use the mean step, since costs add up{medians}.{unsure}"
+    medians = " Step times are medians." if any(p.rows[0].rounds for p in points) else ""
+    return f"{hours} use the mean step, since costs add up.{medians}{unsure}"
 
 
 def ms(seconds: float) -> str:
@@ -210,7 +210,7 @@ def left_out(
     notes = []
     if len(drawn) > MAX_CURVES:
         names = listed((curve.label for curve in drawn[MAX_CURVES:]), 6)
-        notes.append(f"The figures show the first {MAX_CURVES} series; left out: {names}.")
+        notes.append(f"The figures show the first {MAX_CURVES} series. They leave out {names}.")
     if (more := len(series) - max_tables) > 0:
         notes.append(f"{more} further series have no table here; --csv prints them.")
     return notes

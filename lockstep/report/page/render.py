@@ -60,13 +60,13 @@ def refuse_foreign(target: Path, force: bool, option: str, mark: str = MARK) -> 
         if mark.encode() in page.read(2048):
             return
     made = "comparison" if mark == COMPARED else "report"
-    raise ValueError(f"{target} is no Lockstep {made}; choose {option} or pass --force")
+    raise ValueError(f"{target} is not a Lockstep {made}; choose another {option}, or pass --force")
 
 
 def write(data: dict[str, Any], target: Path, mark: str = MARK) -> None:
     """Write the page; raise ValueError if there is no folder for it."""
     if not target.parent.is_dir():
-        raise ValueError(f"{target.parent}: no such folder to write the report to")
+        raise ValueError(f"{target.parent}: there is no such folder; create it, or choose another")
     # A name of a file may hold bytes that are no UTF-8.
     files.write_atomically(target, html(data, mark).encode("utf-8", "backslashreplace"))
 

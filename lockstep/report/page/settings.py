@@ -130,13 +130,12 @@ def _category_table(study: str, members: Sequence[Member], world_size: int) -> T
         for own, base in members
         for curve, point in sorted(own, key=lambda case: -case[1].rate)
     ]  # fmt: skip
-    note = (
-        "There is no ratio, because the setting that others are compared with was not measured at "
-        "this size."
-    )
+    note = "There is no ratio, because the reference setting was not measured at this size."
     if base := members[0][1]:
         beside = " of the same workload" if several else f", {absolute(base[1])},"
-        note = f"Ratio of throughput to {_setting(base[0], names)}{beside} at the same world size."
+        note = (
+            f"The ratio is relative to {_setting(base[0], names)}{beside} at the same world size."
+        )
     note += " The verdict compares with the quickest setting, corrected for all pairs of settings."
     same = {k: v for k, v in first.row.factors.items() if k not in names}
     fixed = formats.listed(f"{k}={v}" for k, v in same.items() if k != "workload")
@@ -235,8 +234,9 @@ def _knees(groups: Sequence[Group]) -> list[str]:
         top = max(point.rate for point in best.values())
         knee = min(n for n, point in best.items() if point.rate >= (1 - KNEE) * top)
         sentences.append(
-            f"Knee of {_place(cases[0][0], world_size)}: num_workers={knee} is the smallest number "
-            f"within {100 * KNEE:.0f} % of the best throughput, at {absolute(best[knee])}."
+            f"Knee of {_place(cases[0][0], world_size)}: num_workers={knee} "
+            f"({absolute(best[knee])}) is the smallest number within {100 * KNEE:.0f} % of the "
+            "best throughput."
         )
     return sentences
 
@@ -268,8 +268,8 @@ def _main_effects(cases: Cases, world_size: int) -> Table:
     return table(
         f"Main effects, {_place(best, world_size)}",
         ("Factor", "Level", "Settings", "Mean throughput", "Effect (%)"), rows, 2,
-        note="Geometric mean over the settings that have the level; the effect is relative to the "
-        "factor's first level. Effects that depend on each other are not separated.",
+        note="The mean is the geometric mean over the settings with this level. The effect is "
+             "relative to the factor's first level. Interactions of factors are not separated.",
     )  # fmt: skip
 
 

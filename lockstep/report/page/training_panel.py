@@ -19,11 +19,11 @@ from lockstep.report.words.headline import entry
 LEAD = "A row pools the runs that differ only in their seed and repeat."
 CAPTION = "Results of each setting, the slowest device first"
 NOTE = (
-    "Epoch time and throughput: median over runs, without the first epoch of a process; accuracy: "
-    "mean over runs, with its interval over seeds."
+    "Epoch time and throughput are medians over runs, without the first epoch of a process. "
+    "Accuracy is the mean over runs, with its interval over seeds."
 )
 ACCURACY, LOSS = "Validation accuracy (%)", "Validation loss"
-BAND = "Line: mean over runs; band: its 95 % interval over seeds."
+BAND = "The line is the mean over runs, and the band is its 95 % interval over seeds."
 SECONDS = " Training time, without validation and checkpoints."
 
 
@@ -38,12 +38,12 @@ def training_panel(study: str, series: Sequence[Series]) -> Panel:
     ]
     note = f"All runs: {training_words.common(own, names)}. {NOTE}"
     bases = dict.fromkeys(counted(curve.baseline, "rank") for curve in own if len(curve.points) > 1)
-    note += f" Speed-up: over {formats.listed(bases)} of the same setting." if bases else ""
+    if bases:
+        note += f" Speed-up is relative to {formats.listed(bases)} of the same setting."
     every = [row for curve in own for point in curve.points for row in point.rows]
     if not learning.have_same_target(every) and any(map(learning.best_accuracy, every)):
         note += (
-            " No target was set, so the time is that to the highest whole per cent that all runs "
-            "reach."
+            " No target was set, so the target is the highest whole per cent that all runs reach."
         )
     columns = [*names, *training_words.columns(learned), FLAGS]
     made = parts.table(CAPTION, columns, rows, len(names), note=note, folded=False)

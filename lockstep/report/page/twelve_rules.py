@@ -62,16 +62,16 @@ def checklist(results: Results, series: Sequence[Series]) -> list[Checked]:
                            for each in over)  # fmt: skip
     num_ratios = counted(len(ratios), "ratio")
     relative = f"{num_ratios} relative to {listed(bases, 3)}"
-    base: Verdict = True, f"{relative}; the base runs the same parallel program"
+    base: Verdict = True, f"{relative}; the baseline runs the same parallel program"
     if cited := [curve for curve in compared if curve.row.origin != "measured"]:
         base = False, (
-            f"{relative}; {counted(len(cited), 'cited table')} did not say whether the base is the "
-            "serial program or one rank of the parallel program"
+            f"{relative}; {counted(len(cited), 'cited table')} did not say whether the baseline is "
+            "the serial program or one rank of the parallel program"
         )  # fmt: skip
     known = sum(map(bool, ratios))
     means = (
-        f"by construction: each rate of {counted(len(measured), 'point')} is work / median time, "
-        "each cost uses the arithmetic mean; no rate is averaged"
+        f"each rate of {counted(len(measured), 'point')} is work / median time, each cost uses the "
+        "arithmetic mean, and no rate is averaged"
     )
     no_ratio: Verdict = None, "no ratio is given"
     verdicts: list[tuple[str, Verdict]] = [
@@ -83,7 +83,7 @@ def checklist(results: Results, series: Sequence[Series]) -> list[Checked]:
         ),
         (
             "Do not average ratios",
-            (True, f"by construction: {num_ratios}, each of two summarised rates")
+            (True, f"{num_ratios}, each computed from two summarised rates; no ratio is averaged")
             if ratios else no_ratio,
         ),
         (
@@ -103,7 +103,7 @@ def checklist(results: Results, series: Sequence[Series]) -> list[Checked]:
                 [point for point in measured if point.mean_over_median is not None],
                 lambda p: abs((p.mean_over_median or 1) - 1) <= NOTABLE,
                 f"the mean step lies within {100 * NOTABLE:.0f} % of the median at {{}}; the "
-                "shortest and the longest step are kept, too", "no steps were timed here",
+                "shortest and the longest step are kept as well", "no steps were timed here",
             ),
         ),
         ("Record all factors and the whole setup", _setup(results, measured)),
@@ -113,7 +113,7 @@ def checklist(results: Results, series: Sequence[Series]) -> list[Checked]:
             _share(
                 [point for point in measured if point.rows[0].study in TRAINING],
                 lambda p: p.mfu is not None,
-                "ideal scaling is drawn; " * any(curve.row.study in LADDERS for curve in compared)
+                "the figures draw ideal scaling; " * any(c.row.study in LADDERS for c in compared)
                 + "the peak of the device is known at {}", "no training step was measured here",
             ),
         ),
@@ -137,11 +137,11 @@ def twelve_panel(results: Results, series: Sequence[Series]) -> Panel:
     """Return the checklist as a panel of the report."""
     rules = checklist(results, series)
     held, broken = (sum(rule.state == state for rule in rules) for state in ("held", "not held"))
-    text = f"{held} held, {broken} not"
+    text = f"{held} held, {broken} not held"
     lead = (
         "Hoefler and Belli's rules for reporting the performance of parallel computers (SC15, doi "
-        "10.1145/2807591.2807644) in our words, each with the evidence of these results: "
-        f"{text}, {len(rules) - held - broken} that do not apply."
+        "10.1145/2807591.2807644) in our words, each with the evidence of these results. State of "
+        f"the rules: {text}, {len(rules) - held - broken} do not apply."
     )
     rows = [
         [f"{each.number}. {each.rule}", f"{MARKS[each.state]} {each.state}", each.evidence]
@@ -170,7 +170,7 @@ def _left_out(results: Results) -> Verdict:
         return False, f"{counted(len(lost), 'gap')} without a reason; the first is {lost[0]}"
     if gaps := facts.gaps(results):
         return True, f"{counted(len(gaps), 'gap')}, each with its reason under Not measured"
-    return True, "all that was planned was measured"
+    return True, "every planned case was measured"
 
 
 def _normality(series: Sequence[Series], is_measured: bool) -> Verdict:
@@ -193,14 +193,14 @@ def _normality(series: Sequence[Series], is_measured: bool) -> Verdict:
     count = counted(len(values), "launch")
     if len(values) < FEWEST_VALUES:
         return False, (
-            f"assumed for the logarithms of rates: {count} at points of 3 or more are too few to "
-            "check"
+            f"normality is assumed for the logarithms of rates: {count} of points with 3 or more "
+            "launches are too few to check it"
         )
     statistic = anderson_darling(values)
     sign = "below" if statistic < CRITICAL else "above"
     return statistic < CRITICAL, (
-        f"checked for the logarithms of rates of {count}: Anderson-Darling {statistic:.2f} is "
-        f"{sign} its 5 % point of {CRITICAL}"
+        f"checked for the logarithms of the rates of {count}: the Anderson-Darling statistic, "
+        f"{statistic:.2f}, is {sign} its critical value at 5 %, {CRITICAL}"
     )
 
 
@@ -226,7 +226,7 @@ def _setup(results: Results, measured: Sequence[Point]) -> Verdict:
     trained = {row.launch for point in measured for row in point.rows if row.training}
     runs = trained - {launch.name for launch in launches}
     if not (launches or runs):
-        return False, "cited tables hold no more of the setup than their source does"
+        return False, "cited tables describe the setup only as far as their source does"
     full = sum(all(launch.provenance.get(name) for name in SETUP) for launch in launches)
     complete = (
         f"{full} of {counted(len(launches), 'launch')} recorded versions, devices, ranks and "
@@ -256,8 +256,8 @@ def _timing(measured: Sequence[Point]) -> Verdict:
         )
     if count := sum(bool(row.program) for row in rows):
         texts.append(
-            f"{counted(count, 'point')} of programs got the time from the output, or from "
-            "the whole run"
+            f"the time of {counted(count, 'point')} of programs is one that the program printed, "
+            "or that of the whole run"
         )
     return len(timed) == len(rows), "; ".join(texts) or f"{share} timed here"
 
@@ -287,11 +287,11 @@ def _lines(
             if pair[1] > widest * pair[0]:
                 small, large = (f"{value:g}" if noun else size_of(value) for value in pair)
                 return False, f"a line joins {small} and {large}{noun}: {label}"
-    apart = "join {} at most a factor of {:g} apart".format
-    texts = ["launches and intervals are drawn"] if drawn and measured else []
+    texts = ["the figures show launches and intervals"] if drawn and measured else []
     if drawn:
-        texts.append(f"lines of {counted(len(drawn), 'curve')} {apart('sizes', WIDEST_STEP)}")
+        count = counted(len(drawn), "curve")
+        texts.append(f"lines of {count} join sizes at most a factor of {WIDEST_STEP:g} apart")
     if swept:
         count = counted(len(swept), "collective")
-        texts.append(f"those of {count} {apart('messages', WIDEST_SWEEP)}")
+        texts.append(f"lines of {count} join messages at most a factor of {WIDEST_SWEEP:g} apart")
     return True, "; ".join(texts)

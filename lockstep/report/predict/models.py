@@ -200,7 +200,7 @@ class Break:
                 f"throughput of {below}"
             )
         loss = percent(self.values["loss"])
-        return f"{self.kind.replace('-', ' ')}: each rank does {loss} % less than on {below}"
+        return f"{self.kind.replace('-', ' ')}: each rank is {loss} % slower than on {below}"
 
 
 def breaks(

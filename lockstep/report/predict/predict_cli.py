@@ -61,7 +61,7 @@ def predict(
     force: bool,
     as_json: bool,
 ) -> int:
-    """Predict a world size that was not measured, or recommend one that was.
+    """Predict an unmeasured world size, or recommend a measured one.
 
     DIR is what `lockstep report` reads: a campaign folder, pytest-benchmark files, or a folder
     that `lockstep import` wrote. With --at, one size is predicted with its interval. Without it,

@@ -139,8 +139,8 @@ def _efficiency(point: Point, floor: float) -> str:
     text, span = f"efficiency {percent(point.parallel_efficiency)} %", point.efficiency_interval
     if span is None:
         return text
-    text += f" (95 % interval {percent_span(span)} %"
-    return text + (", which includes the limit)" if span[0] < floor <= span[1] else ")")
+    text = f"{text} (95 % interval {percent_span(span)} %"
+    return f"{text}, which includes the limit)" if span[0] < floor <= span[1] else f"{text})"
 
 
 def _run_times_s(series: Series, samples: float | None) -> dict[int, float]:
@@ -192,7 +192,7 @@ def next_step(series: Series) -> dict[str, Any]:
         return {"kind": kind, "world_sizes": sizes, "why": why, "text": text}
 
     last = series.points[-1]
-    why = f"at {last.world_size} {_efficiency(last, WORTHWHILE)}"
+    why = f"{counted(last.world_size, series.noun)} have {_efficiency(last, WORTHWHILE)}"
     if last.parallel_efficiency >= WORTHWHILE:
         return step("larger", [2 * last.world_size], why)
     span = last.efficiency_interval
@@ -207,8 +207,7 @@ def next_step(series: Series) -> dict[str, Any]:
         if q.parallel_efficiency < WORTHWHILE
     )
     if untried := doublings_between(good, bad):
-        why += f", and no size between {good} and {bad} was measured"
-        return step("between", untried, why)
+        return step("between", untried, f"{why}; no size between {good} and {bad} was measured")
     return step("stop", [], why)
 
 
@@ -268,8 +267,8 @@ MEANINGS = {
 # Origin of a ladder's numbers -> text added to every prediction from them.
 ORIGINS = {
     "measured": "",
-    "cited": "; from cited numbers, not measured here",
-    "target": "; from targets, not measured",
+    "cited": "; computed from cited numbers",
+    "target": "; computed from unmeasured targets",
 }
 
 
@@ -316,7 +315,7 @@ def _assumed(ladder: Ladder) -> list[str]:
     """Return the assumption on the fixed work, if neither scaling nor batches state it."""
     text = (
         "assumed: the total work is fixed, since the table has neither a column scaling (strong, "
-        "weak or fixed-epochs) nor a column global_batch; add one of them if this is wrong"
+        "weak or fixed-epochs) nor a column global_batch; add one of these columns if this is wrong"
     )
     return [text] if ladder.assumed else []
 
@@ -325,9 +324,9 @@ def text(
     series: Series, ladder: Ladder, ranked: Sequence[Candidate], record: Mapping[str, Any]
 ) -> list[str]:
     """Return a record as lines: sizes, rules that continue the curve, the recommendation."""
-    kept = "the work of all ranks" if ladder.fixed == "global" else "the work of each rank"
-    name = f"{name_of(series)} [{series.row.origin}]"
-    lines = [f"{name}: {ladder.metric} in {ladder.unit}; {kept} is fixed", *_assumed(ladder)]
+    whose = "all ranks" if ladder.fixed == "global" else "each rank"
+    head = f"{name_of(series)} [{series.row.origin}]: {ladder.metric} in {ladder.unit}"
+    lines = [f"{head}; the work of {whose} is fixed", *_assumed(ladder)]
     header = ["ranks", ladder.metric, "speed-up", "efficiency %"]
     rows = [[*header, "Karp-Flatt", "gain %", "overhead %"]]
     for point in record["points"]:
@@ -339,7 +338,10 @@ def text(
             percent(point["marginal_efficiency"]),
             percent(over / ladder.times_s[0] if over is not None else None),
         ])  # fmt: skip
-    lines += [*numbers(rows), "gain: speed-up gained per rank added since the previous size"]
+    lines += [
+        *numbers(rows),
+        "gain: speed-up per rank added since the previous size",
+    ]
     if ladder.fixed == "local":
         lines.append(
             f"overhead: time that a {ladder.time_noun} takes beyond the baseline's "
@@ -347,12 +349,11 @@ def text(
         )
     if ranked:
         held_out = listed(ranked[0].held_out)
-        tried = "on published curves only, since no size of this curve could be held out"
-        tried = f"at {held_out} (each held out) and on published curves" if held_out else tried
+        curves = f"published curves and the held-out sizes {held_out}"
         lines.append("")
         lines.append(
-            "these rules continue the curve; their error is the mean error one doubling ahead, "
-            f"{tried}"
+            "these rules continue the curve; the error is the mean error one doubling ahead, on "
+            f"{curves if held_out else 'published curves'}"
         )
         lines += [
             f"{'*' if c is ranked[0] else ' '} {c.rule:8} error {percent(c.error):>5} %   "
@@ -382,7 +383,8 @@ def text(
             f"{span((expected['low'], expected['high']))}{origin}"
         )
     advice = record["recommendation"]
-    size = "no size" if advice["world_size"] is None else str(advice["world_size"])
+    best = advice["world_size"]
+    size = "no size" if best is None else counted(best, series.noun)
     lines.append(f"recommended: {size} ({advice['rule']}): {advice['why']}{origin}")
     tail = (record["diminishing_returns"], record["next_step"]["text"])
     return [*lines, *filter(None, tail)]

@@ -456,8 +456,8 @@ def _warnings(ladder: Ladder, at: int) -> Iterator[str]:
         yield _beyond(at, largest)
     if at < smallest:
         yield (
-            f"{at} is below the smallest measured size, {smallest}, so the costs that "
-            "fewer ranks save are unknown"
+            f"{at} is below the smallest measured size, {smallest}, so it is unknown which costs "
+            "fewer ranks save"
         )
     if ladder.nodes and max(ladder.nodes) == 1 and at > largest and ladder.strong:
         yield (
@@ -468,15 +468,15 @@ def _warnings(ladder: Ladder, at: int) -> Iterator[str]:
         yield obstacle.fact
     if at > largest:
         yield (
-            f"a break of the curve between {largest} and {at} would not be noticed, such as at "
+            f"a break of the curve between {largest} and {at} would go unnoticed, for example at "
             "the first size on two nodes or on a saturated network"
         )
     if at > largest and ladder.breaks:
         broken = f"the curve breaks at {ladder.breaks[-1].world_size}"
         if used_from(ladder):
-            yield f"{broken}, so only the sizes from there on are used"
+            yield f"{broken}, so only that size and larger ones are used"
         else:
             yield (
-                f"{broken}, but fewer than {LEAST_SIZES} sizes follow, so all are used and the "
-                "break widens the interval"
+                f"{broken}, but fewer than {LEAST_SIZES} sizes follow, so all sizes are used and "
+                "the break widens the interval"
             )

@@ -45,7 +45,7 @@ def explain(*, profiles: tuple[Path, ...], against: Path | None, as_json: bool) 
     columns = [(_title(profile), profile.phases) for profile in every if profile.phases]
     if against and len(columns) != 2:
         raise ValueError(
-            "--against compares two profiles of steps; give one PROFILE and one after --against"
+            "--against compares two profiles; give one as PROFILE and the other after --against"
         )
     if as_json:
         records = [_record(profile) for profile in every]
@@ -130,7 +130,7 @@ def _differences(first: Phases, second: Phases) -> list[str]:
                 f"  {title:<30}{ms(before):>12} -> {ms(after):>9}  "
                 f"{number((after - before) * MILLI):>8} ms  {change}"
             )
-    end = "One launch per side gives no interval; use lockstep compare of two ladders to get one."
+    end = "One launch per side gives no interval; lockstep compare of two ladders gives one."
     return [*lines, end]
 
 

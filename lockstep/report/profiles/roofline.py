@@ -74,7 +74,7 @@ def roofline(profile: Profile, device_name: str | None = None) -> Roofline:
         )
     note = f"Sources of the peaks: {device.source}; {device.board_source}."
     if missing := len(found) - len(places):
-        note += f" Not shown: {counted(missing, 'kernel')} without FLOP, bytes or a known peak."
+        note += f" The figure omits {counted(missing, 'kernel')} without FLOP, bytes or known peak."
     return Roofline(
         f"Roofline of {device.name}, {number(bytes_per_s / GIGA)} GB/s",
         {each.precision: device.peak_flop_per_s[each.precision] for each in places},

@@ -73,7 +73,7 @@ def verdict(columns: Sequence[Titled]) -> list[str]:
     return [
         f"{start}: {percent(share)} % of a step of {ms(each.step_s)} is {ROWS[name]} ({where}).",
         f"next      {todo}",
-        f"trust     this is from {steps}, slowed by the profiler, and has no interval; "
+        f"trust     these numbers are from {steps}, slowed by the profiler, and have no interval; "
         "lockstep.explain gives one",
     ]
 

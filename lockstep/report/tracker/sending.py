@@ -238,12 +238,10 @@ SENTENCES: dict[Kind, str] = {
 def lines(sent: Sent, folder: Path) -> list[str]:
     """Return the lines to print: results left out, then what was sent or why not."""
     if sent.kind == "sent":
-        news = (
-            f"{sent.num_new} new or changed ({counted(sent.num_metrics, 'metric')}, "
-            f"{counted(sent.num_artifacts, 'file')} sent)"
-        )
-        runs = counted(sent.num_runs, "run")
-        end = f"Tracker {sent.uri} has {runs}, {news if sent.num_new else 'nothing new'}."
+        end = f"Tracker {sent.uri} has {counted(sent.num_runs, 'run')}; nothing is new."
+        if sent.num_new:
+            what = f"{counted(sent.num_metrics, 'metric')}, {counted(sent.num_artifacts, 'file')}"
+            end = end.replace("nothing is new", f"{sent.num_new} new or changed ({what} sent)")
     else:
         refused = counted(sent.num_refused, "run") if sent.num_refused else "the results"
         why = SENTENCES[sent.kind].format(uri=sent.uri, why=sent.why, refused=refused)

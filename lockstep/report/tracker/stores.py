@@ -75,7 +75,8 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         address = rest[-1]
         raise NotSentError(
             "refused",
-            f"it redirects {req.get_method()} {req.full_url} to {address}; give that address",
+            f"the server redirects {req.get_method()} {req.full_url} to {address}; give that "
+            "address",
         )
 
 
@@ -97,7 +98,7 @@ class HttpStore:
             }  # fmt: skip
             answer = self._request("POST", "/runs", payload, f"{run.key} run")
             if not isinstance(answer, dict) or not isinstance(answer.get("run_id"), str | int):
-                raise NotSentError("refused", "it answers POST /runs without a run_id")
+                raise NotSentError("refused", "the server answers POST /runs without a run_id")
             entry.id = str(answer["run_id"])
         if entry.pending:
             metrics = [Metric(*values) for values in entry.pending]
@@ -143,14 +144,14 @@ class HttpStore:
             with self._opener.open(request, timeout=self._timeout_s) as answer:
                 text = answer.read(files.MIB)
         except urllib.error.HTTPError as error:
-            why = f"it answers {method} {path} with {error.code} {error.reason}"
+            why = f"the server answers {method} {path} with {error.code} {error.reason}"
             raise _answer_error(error.code, why) from None
         except (OSError, HTTPException) as error:
             raise NotSentError("out-of-reach", getattr(error, "reason", error)) from None
         try:
             return json.loads(text or b"null")
         except ValueError:
-            why = f"it answers {method} {path} with something other than JSON"
+            why = f"the server answers {method} {path} with something other than JSON"
             raise NotSentError("refused", why) from None
 
 
@@ -178,9 +179,7 @@ def prepare(key: str | None, timeout_s: float) -> None:
     try:
         import mlflow
     except ImportError as error:
-        why = (
-            f"{error}; in the environment of this command, pip install '/path/to/checkout[tracker]'"
-        )
+        why = f"{error}; install it in this environment: pip install '/path/to/checkout[tracker]'"
         raise NotSentError("refused", why) from None
     assert mlflow
     for name in NOISY:

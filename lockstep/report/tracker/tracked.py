@@ -136,7 +136,7 @@ def _address(text: str) -> str:
         )
     parts = urlsplit(text)
     if parts.scheme not in ("sqlite", "http", "https"):
-        raise ValueError("a tracker's address begins with sqlite:///, http:// or https://")
+        raise ValueError("a tracker's address must begin with sqlite:///, http:// or https://")
     if parts.username or parts.password or parts.query:
         raise ValueError(
             "the address is written to files, so it must not contain a key; put the key into an "
@@ -160,9 +160,7 @@ class Tracker(BaseModel):
     )
     key_variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = Field(
         default=KEY_VARIABLE,
-        description=(
-            "name of the environment variable with the server's key, if the server needs one"
-        ),
+        description="name of the environment variable with the server's key, if there is a key",
     )
 
     @property

@@ -24,15 +24,15 @@ from lockstep.report.words import verdict_card
 Kind = Literal["good", "below", "open", "alone", "blocked"]
 
 TIMES = "\u00d7"
-# How a headline continues after the milliseconds that are lost to a cause.
+# A clause on the milliseconds that are lost to a cause.
 PHRASES: dict[Cause, str] = {
-    "exposed": "are spent waiting for communication",
-    "imbalance": "are spent waiting for slow ranks",
-    "input": "are spent waiting for input",
-    "fixed": "are a fixed cost of each step",
-    "contention": "are lost because ranks share a machine",
-    "own": "are work that more ranks do not shorten",
-    "ddp": "are DDP's own work",
+    "exposed": "{time} are spent waiting for communication",
+    "imbalance": "{time} are spent waiting for slow ranks",
+    "input": "{time} are spent waiting for input",
+    "fixed": "{time} are a fixed cost of each step",
+    "contention": "{time} are lost because ranks share a machine",
+    "own": "{time} are work that more ranks do not shorten",
+    "ddp": "{time} are DDP's own work",
 }
 
 
@@ -74,20 +74,21 @@ class Headline:
         """How far the series scales."""
         base, point = counted(self.series.baseline, self.series.noun), self.point
         if self.kind == "alone":
-            return f"no size is above the baseline, {parts.baseline_text(self.series)}"
+            return f"no size above the baseline was measured: {parts.baseline_text(self.series)}"
         size, interval = counted(point.world_size, self.series.noun), point.efficiency_interval
         named = " efficiency" if self.kind == "good" else ""
         span = percent_span(interval) if interval else no_interval(point, self.series.base)
         achieved = f"{percent(point.parallel_efficiency)} %{named}, {span}"
         verb = "gives" if point.world_size == 1 else "give"
-        if point.speedup_interval and point.speedup_interval[1] < 1:
-            verb = f"are slower than {base} and {verb}"
-        text = f"{size} {verb} {gain(point)} {parts.rate_text(self.series.base, base)} ({achieved})"
+        text = f"{verb} {gain(point)} {parts.rate_text(self.series.base, base)} ({achieved})"
+        is_slower = point.speedup_interval and point.speedup_interval[1] < 1
+        text = f"{size} are slower than {base} and {text}" if is_slower else f"{size} {text}"
         if self.kind == "good":
             return text
-        sure = "no" if self.kind == "below" else "it is not shown that any"
+        goal = f"{100 * self.threshold:.0f} % efficiency"
         best = "at best " if point.speedup >= 1 else ""
-        return f"{sure} size reaches {100 * self.threshold:.0f} % efficiency: {best}{text}"
+        reaches = "reaches" if self.kind == "below" else "is shown to reach"
+        return f"no size {reaches} {goal}: {best}{text}"
 
     @property
     def loses(self) -> str:
@@ -108,7 +109,7 @@ class Headline:
         if self.loss_point is self.series.base:
             return ""
         if why is not None:
-            cause = f"{_span(why.named[0])} {self.cause}" if why.named else "no cause is shown"
+            cause = self.cause(_span(why.named[0])) if why.named else "no cause is shown"
             longer = f"a step takes {parts.ms(why.loss.step_s)} ms, {_span(why.loss)} longer than"
             lost = f"{longer} the ideal step; {cause}"
             if why.kind == "little":
@@ -116,17 +117,17 @@ class Headline:
             elif why.kind == "open" and why.loss.seconds <= 0:
                 lost = "no loss against the baseline is shown"
             if part := why.as_baseline:
-                lost += f"; {_span(part)} {PHRASES[part.cause]}, at the baseline as well"
+                shared = PHRASES[part.cause].format(time=_span(part))
+                lost += f"; {shared}, at the baseline as well"
         return lost
 
-    @property
-    def cause(self) -> str:
-        """The cause of the lost milliseconds, and the slow host or rank if known."""
+    def cause(self, time: str) -> str:
+        """The cause of the lost time, and the slow host or rank if known."""
         assert self.why
         if self.why.kind != "named":
             return "little is lost" if self.why.kind == "little" else "no cause shown"
-        cause = self.why.named[0].cause
-        return PHRASES[cause] + verdict_card.culprits(self.loss_point).get(cause, "")
+        cause, culprits = self.why.named[0].cause, verdict_card.culprits(self.loss_point)
+        return PHRASES[cause].format(time=time) + culprits.get(cause, "")
 
     @property
     def trust(self) -> str:
@@ -228,14 +229,15 @@ def choices(series: Series, threshold: float) -> list[Choice]:
     per_rank = {p: p.world_size / cheap.world_size for p in points if p is not cheap}
     unsure = {p: times for p, times in per_rank.items() if not _is_slower(p, cheap, 1 / times)}
     good, unshown = series.good(threshold), series.unshown(threshold)
-    lacking = "each larger size is shown to miss it"
+    lacking = "each larger size is shown to be less efficient"
     if unshown:
         lacking = f"{series.launches_to_show(threshold)} would show it"
     fast = max(points, key=lambda point: (point.rate, -point.world_size))
     slower = {point.world_size: _is_slower(point, fast) for point in points if point is not fast}
     equal = next(point for point in points if not slower.get(point.world_size))
     open_ = {p: 1.0 for p in points if slower.get(p.world_size, False) is None}
-    beside = "" if equal is fast else f"{fast.world_size} is not shown to be faster"
+    tied = f"statistically tied with {counted(fast.world_size, series.noun)}"
+    beside = "" if equal is fast else tied
     return [
         Choice(
             "fewest device-hours", None if unsure else cheap.world_size,

@@ -24,9 +24,9 @@ PLACES = {
 # Factors of the study that are no options of a DataLoader.
 NOT_OPTIONS = ("dataset", "cache")
 VERDICTS: dict[Kind, str] = {
-    "keeps-up": "The loader keeps up:",
-    "waits": "Input-bound: the loader is too slow; at best",
-    "open": "It is not shown whether the loader keeps up; at best",
+    "keeps-up": "The loader keeps up: {waits}.",
+    "waits": "Input-bound: the loader is too slow; at best {waits}.",
+    "open": "It is not shown whether the loader keeps up; at best {waits}.",
 }
 # Kind -> the next action; empty for the best setting.
 NEXT: dict[Kind, str] = {
@@ -105,8 +105,8 @@ def card(series: Sequence[Series]) -> list[str]:
     todo = NEXT[loading.kind] or f"give your DataLoader {_options(best)}"
     ranks = counted(best.point.world_size, "rank")
     return [
-        f"{VERDICTS[loading.kind]} {waits}.", *rows, f"next      {todo}",
-        f"trust     measured with a small model's step and {ranks} loading at once; a larger model "
+        VERDICTS[loading.kind].format(waits=waits), *rows, f"next      {todo}",
+        f"trust     the step is that of a small model, and {ranks} load at once; a larger model "
         "may need fewer images per second",
     ]  # fmt: skip
 

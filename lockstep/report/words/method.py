@@ -19,8 +19,8 @@ BOUND = (
 )
 # The basis of figures that were not measured here.
 IMPORTED = {
-    "cited": "Cited: published or logged by others, not measured by Lockstep.",
-    "target": "Targets: expected by their authors, measured by nobody.",
+    "cited": "Cited: others published or logged these numbers; Lockstep did not measure them.",
+    "target": "Targets: their authors expect these numbers; nobody measured them.",
 }
 
 
@@ -35,17 +35,18 @@ def timing(results: Results, points: Sequence[Point]) -> list[str]:
     warm_ups = [launch.facts.get("warmup_rounds") for launch in results.launches]
     counts = [n for n in warm_ups if isinstance(n, int) and n > 0]
     is_warm = counts and len(counts) == len(warm_ups)
-    warm = f"after untimed warm-up (rounds: {span_of(counts)}), " if is_warm else ""
+    warm = f" Warm-up is not timed (rounds: {span_of(counts)})." if is_warm else ""
     is_ordered = results.campaign.get("launches") and launches != "1"
-    order = ", interleaved over sizes in random order" if is_ordered else ""
+    order = " The launches of all sizes ran in random order." if is_ordered else ""
     run = "runs" if steps == "1" else "run"
     return [
-        f"Timers around the main loop (Lockstep {version}): {warm}a round is an untimed barrier, "
-        f"then {steps} {_noun(steps, 'step')} that {run} freely and one device synchronisation, "
-        "read from a monotonic clock. Each rank keeps its own time, and a round lasts as long as "
-        "its slowest rank. Start-up, data generation and checks are not timed.",
+        f"The measurement has timers around the main loop (Lockstep {version}). A round is an "
+        f"untimed barrier, then {steps} {_noun(steps, 'step')} that {run} freely and one device "
+        "synchronisation, read from a monotonic clock. Each rank keeps its own time, and a round "
+        "lasts as long as its slowest rank. Start-up, data generation and checks are not timed."
+        f"{warm}",
         f"A launch is a new process group and has {rounds} timed {_noun(rounds, 'round')} of each "
-        f"case; a point has {launches} {_noun(launches, 'launch')}{order}. A step time is the "
+        f"case; a point has {launches} {_noun(launches, 'launch')}.{order} A step time is the "
         "median over a launch's rounds, then over launches.",
     ]
 

@@ -134,8 +134,8 @@ def _after_ladders(measured: Sequence[Series], threshold: float, judged: Judged 
         size = min(curve.points[-1].world_size for curve in ladders)
         worst = min(ladders, key=lambda curve: curve.points[-1].parallel_efficiency)
         return (
-            f"Measure more than {counted(size, 'rank')}: {name_of(worst)} is still at "
-            f"{percent(worst.points[-1].parallel_efficiency)} % there."
+            f"Measure more than {counted(size, 'rank')}: {name_of(worst)} still has "
+            f"{percent(worst.points[-1].parallel_efficiency)} % efficiency there."
         )
     if judged and judged.advice and _falls(judged.series, threshold):
         return f"For {judged.title}: {judged.advice}."
@@ -146,8 +146,7 @@ def _after_ladders(measured: Sequence[Series], threshold: float, judged: Judged 
     if kept := [curve for curve in ladders if curve not in falling]:
         size = max(curve.points[-1].world_size for curve in kept)
         verb = "is" if len(kept) == 1 else "are"
-        names = listed(map(name_of, kept), 3)
-        text += f", while {names} {verb} still good at {size} ranks"
+        return f"{text}. At {size} ranks {listed(map(name_of, kept), 3)} {verb} still good."
     return f"{text}."
 
 

@@ -75,8 +75,8 @@ def rate_headlines(series: Sequence[Series], threshold: float) -> list[dict[str,
         kind = "good"
         if not good:
             kind = "open" if any(point.reaches(threshold) is None for point in above) else "below"
-            sure = "it is not shown that any" if kind == "open" else "no"
-            text = f"{sure} value reaches {100 * threshold:.0f} % efficiency; at best {text}"
+            text = f"{100 * threshold:.0f} % efficiency; at best {text}"
+            text = f"no value {'is shown to reach' if kind == 'open' else 'reaches'} {text}"
         if ladder.is_blocked:
             kind, text = "blocked", BLOCKED
         fewest = min(point.num_launches for point in ladder.points)
@@ -126,7 +126,7 @@ def headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
     made = []
     for ranking in ranked:
         is_study, text = ranking.study in STUDIES, _headline(ranking)
-        flagged = f"{ranking.num_flagged or 'none'} of the {len(ranking.places)} settings flagged"
+        flagged = f"{ranking.num_flagged} of the {len(ranking.places)} settings are flagged"
         launches = counted(ranking.num_launches, "launch")
         trust = f"trust: each setting has at least {launches}; {flagged}"
         made.append(entry(
@@ -158,7 +158,7 @@ def lines(ranking: Ranking) -> list[str]:
         ])  # fmt: skip
     kept = [column for column in zip(*rows, strict=True) if any(column[1:])]
     trust = counted(ranking.num_launches, "launch")
-    hint = "; use more --repeats to tell closer settings apart" if _unsure(ranking) else ""
+    hint = "; use more --repeats to tell the tied settings apart" if _unsure(ranking) else ""
     return [
         _headline(ranking),
         *(f"  {line}" for line in numbers([*zip(*kept, strict=True)])),
@@ -186,13 +186,13 @@ def _headline(ranking: Ranking) -> str:
     where = f"on {counted(ranking.world_size, 'rank')}"
     tied = [place.factors for place in _of_kind(ranking, "not_shown_slower")]
     if ranking.is_one:
-        return f"There is nothing to choose {where}, because all settings made the same buckets."
-    text = f"There is nothing to rank {where}."
+        return f"All settings made the same buckets {where}, so there is nothing to choose."
+    text = f"No setting has a valid point {where}."
     if ranking.places:
         first = ranking.places[0]
         best = "Fastest as measured" if _unsure(ranking) else "Best"
         if ranking.study not in STUDIES:  # a user's values may change the work of a step
-            best = f"Fastest{' as measured' * _unsure(ranking)}, if all do the same work,"
+            best = f"Fastest{' as measured' * _unsure(ranking)}, if all settings do the same work,"
         if first.kind != "best":
             best = "Only one setting was measured"
         rate, interval = f"{number(first.point.rate)} {ranking.unit}/s", first.point.rate_interval
@@ -202,7 +202,7 @@ def _headline(ranking: Ranking) -> str:
         f"{VERDICTS['not_shown_slower']} with it": tied,
         VERDICTS["too_noisy"]: [place.factors for place in _of_kind(ranking, "too_noisy")],
         "the same buckets": [place.factors for place in _of_kind(ranking, "same_buckets")],
-        f"without a valid point {where}": ranking.absent,
+        f"settings without a valid point {where}": ranking.absent,
     }
     more = "; ".join(f"{what}: {_some(own)}" for what, own in others.items() if own)
     return f"{text} {capital(more)}." if more else text
