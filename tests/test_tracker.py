@@ -176,6 +176,19 @@ def test_the_http_interface_has_each_thing_once(folder):
     assert not [path for path in folder.rglob("*") if path.is_file() and KEY in path.read_text()]
 
 
+def test_the_paths_of_the_http_interface_are_the_servers(folder):
+    names = {name: f"/{{id}}/{name}" for name in ("metrics", "artifacts")} | {"status": "/{id}"}
+    routes = {name: f"/api/{{experiment}}/runs{names.get(name, '')}" for name in ("run", *names)}
+    with serving() as tracker:
+        tracker.prefix = f"/api/{folder.name}"
+        at = tracked.Tracker(kind="http", uri=tracker.uri, routes=routes)
+        assert sending.send(folder, at).kind == "sent"
+        assert (tracker.problems, len(tracker.runs)) == ([], 5)
+    for wrong in ("runs", "/runs/{name}", "/runs?a=1"):
+        with pytest.raises(ValueError, match="a route begins with /"):
+            tracked.Routes(run=wrong)
+
+
 @pytest.mark.parametrize("dies_after", [1, 2, 7, 16])
 def test_a_tracker_that_dies_is_sent_the_rest_and_nothing_twice(folder, monkeypatch, dies_after):
     monkeypatch.setattr(sending.stores, "LARGEST_BATCH", 5)

@@ -31,6 +31,7 @@ class Tracker(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Handler)
         self.dies_after = dies_after
         self.leads_to = ""  # the address that it redirects to
+        self.prefix = ""  # of all paths
         self.refuses = ""  # name of a run that it does not take
         self.requests: list[tuple[str, str, int]] = []
         self.heard = 0
@@ -44,7 +45,7 @@ class Tracker(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def take(self, method: str, path: str, payload: dict[str, Any]) -> Any:
-        parts = path.strip("/").split("/")
+        parts = path.removeprefix(self.prefix).strip("/").split("/")
         what = "runs" if len(parts) == 1 else "".join(parts[2:])
         if set(payload) != SCHEMAS[what]:
             self.problems.append(f"{path} has {sorted(payload)}")

@@ -158,8 +158,10 @@ def send(
             sent.num_runs = len(runs) - len(missing)
             if missing:
                 _check_time(until_s)
-                make = HttpStore if tracker.kind == "http" else MlflowStore
-                _send_runs(missing, make(sent.uri, tracker.key, timeout_s), known, sent, until_s)
+                at = (sent.uri, tracker.key, timeout_s)
+                is_http = tracker.kind == "http"
+                store = HttpStore(*at, tracker.routes) if is_http else MlflowStore(*at)
+                _send_runs(missing, store, known, sent, until_s)
     except NotSentError as error:
         sent.kind, sent.why = error.kind, str(error)
     except OSError as error:

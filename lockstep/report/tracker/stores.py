@@ -1,7 +1,8 @@
 """The trackers that results are sent to: a plain HTTP interface, and MLflow.
 
 Both have the methods `open`, `log`, `upload` and `close`, which raise NotSentError. The
-HTTP interface takes JSON requests:
+HTTP interface takes JSON requests. Their paths are those below, or the keys `run`, `metrics`,
+`artifacts` and `status` of the tracker's `routes`:
 
     POST  /runs                 key, experiment, name, kind, started, slurm_job_id, node, seed,
                                 gpu_type, config, facts -> run_id
@@ -34,11 +35,11 @@ from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal, NoReturn
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from lockstep.core import files
 from lockstep.core.formats import one_line
-from lockstep.report.tracker.tracked import Artifact, Entry, Metric, Run
+from lockstep.report.tracker.tracked import Artifact, Entry, Metric, Routes, Run
 
 Kind = Literal[
     "sent", "out-of-reach", "refused", "busy", "unwritable", "unreadable", "empty", "late", "broken"
@@ -83,22 +84,26 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 class HttpStore:
     """The HTTP interface at an address."""
 
-    def __init__(self, uri: str, key: str | None, timeout_s: float) -> None:
+    def __init__(self, uri: str, key: str | None, timeout_s: float, routes: Routes) -> None:
         self._uri = uri
+        self._routes = routes
+        self._experiment = ""
         self._headers = {"Content-Type": "application/json"} | ({"X-API-Key": key} if key else {})
         self._timeout_s = timeout_s
         self._opener = urllib.request.build_opener(_NoRedirect)
 
     def open(self, run: Run, entry: Entry) -> None:
         """Create the run once, and repeat unconfirmed requests."""
+        self._experiment = quote(run.experiment, safe="")
         if not entry.id:
             payload = {name: run.facts.get(name) for name in FACTS} | {
                 "key": run.key, "experiment": run.experiment, "name": run.name, "kind": run.kind,
                 "started": _moment(run.started_ms), "config": run.params, "facts": run.facts,
             }  # fmt: skip
-            answer = self._request("POST", "/runs", payload, f"{run.key} run")
+            path = self._path(self._routes.run, entry)
+            answer = self._request("POST", path, payload, f"{run.key} run")
             if not isinstance(answer, dict) or not isinstance(answer.get("run_id"), str | int):
-                raise NotSentError("refused", "the server answers POST /runs without a run_id")
+                raise NotSentError("refused", f"the server answers POST {path} without a run_id")
             entry.id = str(answer["run_id"])
         if entry.pending:
             metrics = [Metric(*values) for values in entry.pending]
@@ -112,7 +117,7 @@ class HttpStore:
             for m in metrics
         ]
         digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()
-        path = f"/runs/{entry.id}/metrics"
+        path = self._path(self._routes.metrics, entry)
         self._request("POST", path, {"metrics": values}, f"{entry.key} {digest}")
 
     def upload(self, entry: Entry, artifact: Artifact) -> None:
@@ -127,13 +132,17 @@ class HttpStore:
             "content": base64.b64encode(content).decode() if is_small else None,
         }
         name = f"{entry.key} {artifact.path.name} {artifact.sha256}"
-        self._request("POST", f"/runs/{entry.id}/artifacts", payload, name)
+        self._request("POST", self._path(self._routes.artifacts, entry), payload, name)
 
     def close(self, run: Run, entry: Entry) -> None:
         """Send the state of the run."""
         ended = None if run.ended_ms is None else _moment(run.ended_ms)
         payload = {"status": run.status, "ended": ended, "config": run.params, "facts": run.facts}
-        self._request("PATCH", f"/runs/{entry.id}", payload, f"{entry.key} {run.digest}")
+        path = self._path(self._routes.status, entry)
+        self._request("PATCH", path, payload, f"{entry.key} {run.digest}")
+
+    def _path(self, route: str, entry: Entry) -> str:
+        return route.format(experiment=self._experiment, id=quote(entry.id, safe=""))
 
     def _request(self, method: str, path: str, payload: dict[str, Any], name: str) -> Any:
         headers = self._headers | {"Idempotency-Key": hashlib.sha256(name.encode()).hexdigest()}

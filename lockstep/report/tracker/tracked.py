@@ -145,6 +145,23 @@ def _address(text: str) -> str:
     return text.rstrip("/")
 
 
+def _route(text: str) -> str:
+    if not text.startswith("/") or set("{} ?#") & set(re.sub(r"\{(experiment|id)\}", "", text)):
+        raise ValueError("a route begins with / and may contain {experiment} and {id}")
+    return text
+
+
+class Routes(BaseModel):
+    """Paths of the HTTP interface below its address; `{experiment}` and `{id}` are filled in."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: Annotated[str, AfterValidator(_route)] = "/runs"
+    metrics: Annotated[str, AfterValidator(_route)] = "/runs/{id}/metrics"
+    artifacts: Annotated[str, AfterValidator(_route)] = "/runs/{id}/artifacts"
+    status: Annotated[str, AfterValidator(_route)] = "/runs/{id}"
+
+
 class Tracker(BaseModel):
     """The tracker of runs, during and after their measurement."""
 
@@ -161,6 +178,12 @@ class Tracker(BaseModel):
     key_variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = Field(
         default=KEY_VARIABLE,
         description="name of the environment variable with the server's key, if there is a key",
+    )
+
+    routes: Routes = Field(
+        default=Routes(),
+        description="paths of the server's HTTP interface; {experiment} is the name of the "
+        "experiment, {id} the run_id that the server gave",
     )
 
     @property
