@@ -104,6 +104,14 @@ def test_a_row_holds_the_numbers_of_its_rounds(tmp_path):
     assert (row.peak_memory_bytes, row.peak_reserved_bytes) == (5, 8)
 
 
+def test_a_key_that_a_later_release_adds_is_a_detail_of_the_point(tmp_path):
+    launch = document("w1-r0", 1, {"a": record()})
+    launch["benchmarks"][0]["extra_info"][KEY]["later"] = {"unit": "J"}
+    write(tmp_path, launch)
+    (point,) = table(series_of(load([tmp_path]).rows))
+    assert point["details"]["later"] == [{"unit": "J"}]
+
+
 def test_a_foreign_benchmark_is_a_time_of_one_process(tmp_path):
     stats = {"median": 0.2, "mean": 0.25, "min": 0.1, "max": 0.4, "stddev": 0.1, "rounds": 7}
     foreign = {"benchmarks": [{"name": "test_sort", "stats": stats}]}

@@ -1,14 +1,14 @@
 """From result files to rows: a row is one case in one launch, or one line of an imported table."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from lockstep.core import flags, metrics, record
 from lockstep.core.processes import collector_paused
-from lockstep.core.record import SHORTEST_ROUND_S, CaseRecord, LaunchBlock
+from lockstep.core.record import SHORTEST_ROUND_S, CaseRecord, Derived, LaunchBlock
 from lockstep.core.studies import OTHER
 from lockstep.report.compute import diagnosis
 from lockstep.report.load import conflicts, layout, sources, training_runs
@@ -20,6 +20,7 @@ from lockstep.report.load.sources import JOURNAL, RESULT
 TIMED = ("rank_variant_s", "rank_phase_s", "rank_alone_s", "bucket_lead_s", "first_reduce_s")
 # Fields that a line of an imported table cannot give.
 _OF_LAUNCHES = {"ranks_per_node", "settings", "job", "commit", "training", "own_case"}
+_CASE_FIELDS = frozenset(field.name for kind in (CaseRecord, Derived) for field in fields(kind))
 _IMPORTED_FIELDS = frozenset(field.name for field in fields(Row)) - _OF_LAUNCHES
 
 
@@ -218,7 +219,11 @@ def _read_entries(launch: Launch, unread: list[Unread]) -> list[Row]:
 
 
 def _checked_case(block: Any, where: str) -> CaseRecord:
-    """Return a case's record; ValueError if its ranks differ in rounds, steps or turns."""
+    """Return a case's record, its unknown keys among the details.
+
+    Raises:
+        ValueError: Its ranks differ in rounds, steps or turns.
+    """
     case = check_value(CaseRecord, block, where)
     check_value(Details, case.factors, where)
     details = check_value(Details, case.details, where)
@@ -237,7 +242,8 @@ def _checked_case(block: Any, where: str) -> CaseRecord:
             f"{where}: the timed variants of the step differ in their numbers of ranks or turns; "
             "measure again"
         )
-    return case
+    later = {key: value for key, value in block.items() if key not in _CASE_FIELDS}
+    return replace(case, details=later | case.details) if later else case
 
 
 def _measured_rows(launch: str, cases: Mapping[str, CaseRecord]) -> Sequence[Row]:
