@@ -3,10 +3,14 @@
 import csv
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -85,6 +89,32 @@ def test_what_infiniband_ports_sent_is_a_rate_of_the_host(tmp_path, monkeypatch)
     facts = watch.facts()
     assert facts["fabric_sent_gb_per_s"] == pytest.approx(3 / facts["elapsed_s"], rel=1e-2)
     assert "fabric_sent_bytes" not in facts
+
+
+def test_a_busy_child_is_apart_from_the_process():
+    child = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"],
+                             stdout=subprocess.PIPE)  # fmt: skip
+    child.stdout.readline()
+    watch = Telemetry([Host()], interval_s=0.1)
+    with watch:
+        time.sleep(BUSY_S)
+    child.kill()
+    child.communicate()
+    facts = watch.facts()
+    assert 0 < facts["child_cores"] <= 1.2
+    assert facts["cpu_s"] >= facts["child_cores"] * facts["elapsed_s"] * 0.99
+    assert "child_s" not in facts
+
+
+def test_the_loopback_sends_nothing_to_other_hosts(tmp_path, monkeypatch):
+    counters = {name: SimpleNamespace(bytes_sent=sent) for name, sent in SENT.items()}
+    monkeypatch.setattr(psutil, "net_io_counters", lambda **_: counters)
+    assert network.interfaces_sent_bytes(tmp_path) == SENT["eth0"] + SENT["veth1"]
+    (tmp_path / "net" / "eth0" / "device").mkdir(parents=True)
+    assert network.interfaces_sent_bytes(tmp_path) == SENT["eth0"], "a device, and no bridge to it"
+
+
+SENT = {"lo": 1000, "eth0": 10, "veth1": 1}
 
 
 def test_a_system_without_masks_of_cores_counts_them_all(monkeypatch):

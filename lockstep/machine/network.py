@@ -137,6 +137,18 @@ def sent_bytes(classes: Path = CLASSES) -> int | None:
     return 4 * sum(map(int, counts)) if counts else None
 
 
+def interfaces_sent_bytes(classes: Path = CLASSES) -> int | None:
+    """Return what the network devices of this host have sent, by any process; None without one.
+
+    In a network namespace without devices, all interfaces but the loopback count.
+    """
+    counters = psutil.net_io_counters(pernic=True)
+    devices = [link.name for link in interfaces(classes) if link.is_hardware]
+    names = devices or [name for name in counters if name != "lo"]
+    counts = [counters[name].bytes_sent for name in names if name in counters]
+    return sum(counts) if counts else None
+
+
 def fabrics(classes: Path = CLASSES) -> list[str]:
     """Return the adapters faster than sockets: active InfiniBand ports, and Slingshot's."""
     slingshot = sorted(path.name for path in (classes / "cxi").glob("cxi*"))

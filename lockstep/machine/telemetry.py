@@ -21,7 +21,10 @@ AMD's GPUs some of amdsmi's, of the rank's own device; those of the CPU come bes
     core_utilisation        busy share of the cores that this rank may run on, by any process
     throttled_s             time for which the control group's CPU quota stopped its tasks, the mean
                             over the cores that this rank may run on
+    child_cores             cores kept busy by processes that this one started, such as workers of
+                            a data loader; those that ended meanwhile are left out
     fabric_sent_gb_per_s    what all InfiniBand ports of the host sent, by any process
+    sockets_sent_gb_per_s   what all other network devices of the host sent, by any process
     elapsed_s               duration of the sampling
 
 The record has the mean, least and most of each. A `Timeline` keeps a row per second, and writes
@@ -115,8 +118,14 @@ MICRO, NANO = 1e-6, 1e-9
 # Quantities with one value per rank; the others have the mean, least and most of its samples.
 TOTALS = (
     *("elapsed_s", "energy_j", "cpu_s", "core_utilisation", "throttled_s"),
-    "fabric_sent_gb_per_s",
+    *("child_cores", "fabric_sent_gb_per_s", "sockets_sent_gb_per_s"),
 )
+# Name of a quantity that grows -> its rate over the time of the sampling, and the rate's unit.
+RATES = {
+    "child_s": ("child_cores", 1.0),
+    "fabric_sent_bytes": ("fabric_sent_gb_per_s", GIGA),
+    "sockets_sent_bytes": ("sockets_sent_gb_per_s", GIGA),
+}
 
 Numbers = dict[str, float]
 
@@ -149,13 +158,18 @@ class Host:
 
     def totals(self) -> Numbers:
         """Return the CPU time of this process and its children, and of the cores."""
-        tree_s = 0.0
-        for process in (self._process, *descendants()):
+        own_s, child_s = sum(self._process.cpu_times()[:4]), 0.0  # user, system, ended children
+        for process in descendants():
             with contextlib.suppress(psutil.Error):
-                tree_s += sum(process.cpu_times()[:4])  # user, system, ended children
+                child_s += sum(process.cpu_times()[:4])
         busy_s, all_s = _cores_s()
-        totals = {"cpu_s": tree_s, "core_busy_s": busy_s, "core_s": all_s}
-        further = {"throttled_s": read_throttled_s(), "fabric_sent_bytes": network.sent_bytes()}
+        totals = {
+            "cpu_s": own_s + child_s, "child_s": child_s, "core_busy_s": busy_s, "core_s": all_s,
+        }  # fmt: skip
+        further = {
+            "throttled_s": read_throttled_s(), "fabric_sent_bytes": network.sent_bytes(),
+            "sockets_sent_bytes": network.interfaces_sent_bytes(),
+        }  # fmt: skip
         return totals | {name: value for name, value in further.items() if value is not None}
 
 
@@ -271,9 +285,11 @@ class Telemetry:
         busy_s, all_s = grown.pop("core_busy_s", 0.0), grown.pop("core_s", 0.0)
         if all_s > 0:
             grown["core_utilisation"] = busy_s / all_s
-        sent_bytes, elapsed_s = grown.pop("fabric_sent_bytes", None), grown.get("elapsed_s")
-        if sent_bytes is not None and elapsed_s:
-            grown["fabric_sent_gb_per_s"] = sent_bytes / elapsed_s / GIGA
+        elapsed_s = grown.get("elapsed_s")
+        for name, (rate, unit) in RATES.items():
+            amount = grown.pop(name, None)
+            if amount is not None and elapsed_s:
+                grown[rate] = max(amount, 0.0) / elapsed_s / unit
         return spans | {name: shorten(value) for name, value in grown.items()}
 
     def _watch(self) -> None:

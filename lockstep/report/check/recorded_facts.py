@@ -92,7 +92,7 @@ MAY_DIFFER: dict[str, tuple[str, ...]] = {
                 "rank_phase_s"),
         *_below(TELEMETRY, "memory_utilisation gpu_memory_bytes gpu_memory_total_bytes power_w "
                 "temperature_c energy_j process_cores rss_bytes cpu_s core_utilisation elapsed_s "
-                "fabric_sent_gb_per_s"),
+                "child_cores fabric_sent_gb_per_s sockets_sent_gb_per_s"),
     ),
 }  # fmt: skip
 LISTED = frozenset(name for names in MAY_DIFFER.values() for name in names)

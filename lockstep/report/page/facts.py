@@ -42,7 +42,9 @@ MEANS = {
     "Temperature (\u00b0C)": ("temperature_c", 1),
     "Cores kept busy": ("process_cores", 1),
     "Resident (GB)": ("rss_bytes", 1 / GIGA),
+    "Workers' busy cores": ("child_cores", 1),
     "Host sends by InfiniBand (GB/s)": ("fabric_sent_gb_per_s", 1),
+    "Host sends by other networks (GB/s)": ("sockets_sent_gb_per_s", 1),
 }
 MEANT = (
     "Values of devices and processes are means over the timed rounds of the launch's cases. The "
