@@ -48,6 +48,19 @@ def test_the_phases_of_a_known_step_add_up_to_it(name, write, rank, tmp_path):
         )
 
 
+@pytest.mark.parametrize("ending", [".svg", ".pdf", ".png"])
+def test_the_timeline_of_a_step_has_a_lane_for_each_part(ending, tmp_path):
+    files = [write_trace(tmp_path / "trace.json.gz"), write_sqlite(tmp_path / "rank-3.sqlite")]
+    to = tmp_path / f"step{ending}"
+    ended = CliRunner().invoke(explain, [*map(str, files), "--timeline", str(to)])
+    assert (ended.exit_code, to.stat().st_size > 1000) == (0, True)
+    if ending == ".svg":
+        drawn = re.findall(r"<!-- (.*?) -->", to.read_text())
+        parts = {span.part for span in read(files[0]).spans}
+        assert parts <= set(drawn)
+        assert {"rank 1: 100 ms", "rank 3: 100 ms"} <= set(drawn)
+
+
 def test_a_moment_counts_once_however_many_ranges_overlap():
     spans = [Span("compute", "forward", 0, 4), Span("compute", "backward", 3, 6)]
     spans += [Span("communication", "communication", 5, 12), Span("input", "data", 11, 30)]

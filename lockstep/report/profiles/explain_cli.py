@@ -13,6 +13,7 @@ from lockstep.core.formats import number
 from lockstep.core.phases import Phases
 from lockstep.measure.causes.bound import NAMES
 from lockstep.report.profiles import roofline, step_shares
+from lockstep.report.profiles import timeline as timelines
 from lockstep.report.profiles.profiles import NCU, Profile, read
 from lockstep.report.profiles.step_shares import MILLI, ROWS, ms, percent_cell
 
@@ -25,8 +26,12 @@ SUMS = "nsys stats gives only sums; use nsys export --type sqlite for steps, ove
 @click.argument("profiles", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--against", type=click.Path(path_type=Path),
               help="Second profile, to compare each phase with the first.")  # fmt: skip
+@click.option("--timeline", type=click.Path(path_type=Path),
+              help="Draw a step of each profile into this file (.svg, .pdf or .png).")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def explain(*, profiles: tuple[Path, ...], against: Path | None, as_json: bool) -> int:
+def explain(
+    *, profiles: tuple[Path, ...], against: Path | None, timeline: Path | None, as_json: bool
+) -> int:
     """Print where the time of a profiled step goes, one column per rank.
 
     PROFILES are traces of torch.profiler (.json, .json.gz), Nsight Systems (`nsys export --type
@@ -38,6 +43,7 @@ def explain(*, profiles: tuple[Path, ...], against: Path | None, as_json: bool) 
     Examples:
       lockstep explain traces/test_strong-w2-r0.json.gz traces/test_strong-w2-r1.json.gz
       lockstep explain one-node.sqlite --against two-nodes.sqlite
+      lockstep explain one-node.sqlite --timeline step.svg
       lockstep explain trace.json lockstep-explain.json   profile and card, side by side
       lockstep explain kernels.csv                        occupancy, bandwidth, roofline
     """
@@ -47,6 +53,8 @@ def explain(*, profiles: tuple[Path, ...], against: Path | None, as_json: bool) 
         raise ValueError(
             "--against compares two profiles; give one as PROFILE and the other after --against"
         )
+    if timeline:
+        timelines.draw(every, timeline)
     if as_json:
         records = [_record(profile) for profile in every]
         click.echo(json.dumps({"schema": 1, "profiles": records}, indent=1))

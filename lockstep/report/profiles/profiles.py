@@ -86,6 +86,8 @@ class Profile:
         busy_s: Kind of work -> seconds in the whole file, if it has only sums.
         kernels: The longest first.
         device: The GPU's name, if the file has it.
+        spans: All that ran; empty if the file has only sums.
+        steps: Begin and end of each step.
     """
 
     path: Path
@@ -95,6 +97,8 @@ class Profile:
     busy_s: dict[str, float] = field(default_factory=dict)
     kernels: Sequence[Kernel] = ()
     device: str | None = None
+    spans: Sequence[Span] = ()
+    steps: Sequence[Range] = ()
 
 
 def read(path: Path) -> Profile:
@@ -206,7 +210,8 @@ def _profile(
             times.setdefault(name or "unnamed", []).append(span.end_s - span.begin_s)
     kernels = [Kernel(name, len(own), sum(own)) for name, own in times.items()]
     kernels.sort(key=lambda kernel: -kernel.seconds)
-    return Profile(path, rank, tool, phases.phases(spans, steps), kernels=kernels)
+    shares = phases.phases(spans, steps)
+    return Profile(path, rank, tool, shares, kernels=kernels, spans=spans, steps=steps)
 
 
 def _from_sqlite(path: Path) -> Profile:
