@@ -118,6 +118,14 @@ def test_a_profiler_is_around_the_rank_and_not_around_srun(job, tool):
     assert not (job.results / "launches").exists()
 
 
+def test_perf_writes_a_file_for_each_rank(job):
+    assert is_well(job.execute(render(profile(small(), plain(), job.results, "perf"), plain())))
+    folder = job.results / "profiles" / "perf-7" / "w1-r0"
+    (output,) = (word for word in job.seen("tool") if word.startswith("--output"))
+    assert re.fullmatch(rf"--output={re.escape(str(folder))}/step-\d*-rank-0\.data", output)
+    assert f"--journal={folder}/journal.jsonl" in job.seen("arguments")
+
+
 def test_traces_of_torch_are_pytest_s_own_and_leave_no_journal(job):
     spec = profile(small(), plain(), job.results, "torch")
     ended = job.execute(render(spec, plain()))

@@ -207,7 +207,7 @@ class Jobs(Table):
             'chain does not work with allocation = "array"; set allocation = "ladder" or "job"':
                 self.chain > 1 and is_array,
         })  # fmt: skip
-        ours = ("preflight", "collect", "nsys", "ncu")
+        ours = ("preflight", "collect", "nsys", "ncu", "perf")
         names = Counter([*(stage.name for stage in self.stage), *ours])
         for name in (name for name, count in names.items() if count > 1):
             raise ValueError(f"two jobs would be called {name!r}; give the stage another name")

@@ -110,7 +110,7 @@ script_options = add_options(
     click.option(
         "--profile",
         "profiler",
-        type=click.Choice(["nsys", "ncu", "torch"]),
+        type=click.Choice(["nsys", "ncu", "perf", "torch"]),
         help="Profile a few steps instead of measuring.",
     ),
     click.option(

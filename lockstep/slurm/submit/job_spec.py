@@ -14,7 +14,7 @@ from lockstep.slurm.site import Site
 Kind = Literal[
     "ladder", "job", "array", "preflight", "profile", "collect", "stage", "fallback",
 ]  # fmt: skip
-Profiler = Literal["nsys", "ncu", "torch"]
+Profiler = Literal["nsys", "ncu", "perf", "torch"]
 # A dependency waits until the job has succeeded, failed (one of several is enough), ended or begun;
 # `singleton` waits until no earlier job has the same name.
 How = Literal["afterok", "afternotok", "afterany", "after", "singleton"]
