@@ -91,7 +91,7 @@ def test_a_job_of_more_nodes_than_its_partition_gives_one_is_told_how_many(login
     with pytest.raises(ValueError, match=r"^sbatch refused the job: ") as refused:
         slurm.sbatch(script, "lockstep:refused", *too_many)
     assert "; change world_sizes in the campaign file (partitions: " in str(refused.value)
-    assert "debug has 2 nodes, jobs of 1)" in str(refused.value)
+    assert "debug has 2 nodes, jobs of 1; asked cluster " in str(refused.value)
 
 
 @pytest.fixture
