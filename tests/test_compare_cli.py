@@ -85,7 +85,9 @@ def test_what_cannot_be_judged_names_the_change_it_could_have_shown(sides, b, a,
     assert (done.return_value, point["verdict"]) == (0, "not-enough-evidence")
     assert (least is None) == (point["low"] is None) == (len(b) == 1)
     shown = " ".join(done.stdout.split())
-    assert all(text.format(least and f"{float(f'{100 * least:.2g}'):g} %") in shown for text in texts)
+    assert all(
+        text.format(least and f"{float(f'{100 * least:.2g}'):g} %") in shown for text in texts
+    )
 
 
 @pytest.mark.slow
