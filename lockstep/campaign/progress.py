@@ -25,6 +25,7 @@ from lockstep.core import journal
 from lockstep.core.formats import about, counted, listed
 from lockstep.core.processes import hostname
 from lockstep.core.sizes import FEWEST_STEPS
+from lockstep.core.studies import TRAININGS
 
 # Seconds until a launch begins its first case, as in the campaign laptop on two idle cores.
 START_S = 10.0
@@ -137,7 +138,8 @@ def summary(campaign: Campaign, missing: Sequence[Launch], needed: Mapping[str, 
             more = about(total_s * usual / campaign.repeats)
             duration += f" Intervals need --repeats {usual}: {more}."
     steps = size.rounds * size.steps_per_round
-    if steps < FEWEST_STEPS and not campaign.command:
+    times_steps = campaign.tests or {*campaign.studies} - {*TRAININGS, "command"}
+    if steps < FEWEST_STEPS and times_steps:
         duration += (
             f"\nThis is for trying out and proves nothing: a launch times only {steps} steps of a "
             "case. Choose a larger --size, or more --rounds, for a result."

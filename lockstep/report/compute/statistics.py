@@ -5,6 +5,7 @@ Belli, SC15, rules 5 to 7). `make statistics` prints how often these intervals h
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -223,12 +224,15 @@ def launches_needed(spread: float, margin: float, error: float) -> int | None:
     `spread` is the standard deviation of the logarithm of a launch's rate. The number is None if
     `MOST_LAUNCHES` are not enough.
     """
-    for number in range(2, MOST_LAUNCHES + 1):
+
+    def is_enough(number: int) -> bool:
         freedom = 2 * number - 2 if 2 * number >= FEW_LAUNCHES else 1
         change = smallest_change(spread * math.sqrt(2 / number), freedom, error)
-        if change is not None and change <= margin:
-            return number
-    return None
+        return change is not None and change <= margin
+
+    counts = range(2, MOST_LAUNCHES + 1)
+    place = bisect_left(counts, True, key=is_enough)
+    return counts[place] if place < len(counts) else None
 
 
 def median_rate(rates: Sequence[float]) -> float:

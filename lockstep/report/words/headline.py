@@ -259,8 +259,10 @@ def choices(series: Series, threshold: float) -> list[Choice]:
 
 def choice_sentences(series: Sequence[Series], threshold: float) -> list[str]:
     """Return the choices of the first ladders, a sentence each."""
-    lines = []
+    lines = list[str]()
     for curve in series:
+        if len(lines) == MAX_PRINTED:
+            break
         if curve.row.study in LADDERS and (made := choices(curve, threshold)):
             sizes = "; ".join(
                 f"{choice.purpose}: {counted(choice.world_size, curve.noun)}"
@@ -269,7 +271,7 @@ def choice_sentences(series: Sequence[Series], threshold: float) -> list[str]:
                 for choice in made
             )  # fmt: skip
             lines.append(f"{curve.label}, size by purpose: {sizes}")
-    return lines[:MAX_PRINTED]
+    return lines
 
 
 def _is_slower(point: Point, fast: Point, times: float = 1.0) -> bool | None:
