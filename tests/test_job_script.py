@@ -541,7 +541,7 @@ def test_a_collect_job_asks_again_until_accounting_has_heard_of_the_end(job, beh
     ended = job.run(campaign_of(jobs=ALL), index=COLLECT, BEHIND=str(behind))
     assert is_well(ended)
     assert (job.folder / "seen.sacct").read_text().count("\n") == num_asked
-    assert ("not show the end of 17_1" in ended.stdout) is (behind == 9)
+    assert ("not show the end of jobs 17_1" in ended.stdout) is (behind == 9)
 
 
 @pytest.mark.parametrize("sent", [None, '{"uuid": "a", "id": "17"}\n'])

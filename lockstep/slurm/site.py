@@ -183,7 +183,7 @@ class Container(Table):
             return absolute(image)
         if not re.fullmatch(r"[A-Za-z0-9][\w./:@-]*", image, re.ASCII):
             raise ValueError(
-                "the value is no name of an image; run podman-hpc migrate, and write its NAME:TAG"
+                "the value is not an image's name; run podman-hpc migrate, and write its NAME:TAG"
             )
         return image
 
@@ -200,7 +200,7 @@ class Partition(Table):
     constraint: Word | None = None
     """features that the nodes must have"""
     gpus_per_node: Gpus | None = None
-    """GPUs of one node; 0 measures on CPUs"""
+    """GPUs of one node; with 0 the ranks measure on CPUs"""
     gpu_type: GpuType | None = None
     """type of GPU in this partition"""
     cpus_per_node: Count | None = None
@@ -242,7 +242,7 @@ class Site(Table):
     reservation: Word | None = None
     """reservation in which the jobs run"""
     gpus_per_node: Gpus
-    """GPUs of one node; 0 measures on CPUs"""
+    """GPUs of one node; with 0 the ranks measure on CPUs"""
     gpu_type: GpuType | None = None
     """type of GPU, such as a100, where the partition has several"""
     gpu_types: tuple[GpuType, ...] = ()

@@ -253,7 +253,7 @@ RANK_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "MACHINE_RANK",
 RANK_OPTION = re.compile(r"--(node|machine|local|global)?[_-]?rank\b")
 
 
-@BATCH.rule("NODE-RANK-BATCH", "error", "in the batch shell the value is 0, so every task gets 0",
+@BATCH.rule("NODE-RANK-BATCH", "error", "this number is 0 in the batch shell, so every task gets 0",
             "use single quotes; then each task expands the variable: srun bash -c '$SLURM_PROCID'"
             )  # fmt: skip
 def rank_in_batch_shell(job: Job) -> Iterator[Hit]:

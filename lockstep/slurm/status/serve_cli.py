@@ -66,7 +66,8 @@ BEAT_S = 15.0
 @click.option("--host", default="127.0.0.1", show_default=True,
               help="Address to listen on; everyone who reaches it can read the page.")  # fmt: skip
 @click.option("--key-file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help=f"File of the key, created if missing.  [default: {KEY_FILE} in FOLDER]",
+              help="File of the key that signs events, created if missing.  "
+              f"[default: {KEY_FILE} in FOLDER]",
               )  # fmt: skip
 @click.option("--every", "every_s", type=click.FloatRange(5, 86_400), default=EVERY_S,
               show_default=True, metavar="SECONDS",
@@ -315,7 +316,7 @@ class Handler(BaseHTTPRequestHandler):
             try:
                 self._answer(*self.server.inbox.take(timestamp, signature, body))
             except (OSError, ValueError):
-                self._answer(500, "the event cannot be written")
+                self._answer(500, "the event cannot be written to the campaign's folder")
 
     def do_GET(self) -> None:
         """Send the page, its record, or a stream with a line for each change."""

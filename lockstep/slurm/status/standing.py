@@ -441,8 +441,8 @@ def _find_failure(standing: Standing, results: Results) -> Cause:
     if code in KILLED:
         used, requested = account.get("memory_bytes") or 0, account.get("requested_bytes") or 0
         is_near = requested > 0 and used >= NEAR * requested
-        what = "a user killed a process of the job, or memory ran out"
-        what += f"; without cgroups Slurm cannot tell which; {_memory(account)}"
+        what = "a user killed a process of the job, or memory ran out (Slurm cannot tell without "
+        what += f"cgroups); {_memory(account)}"
         action = "the job needs more memory" if is_near else "read the job's log first"
         return Cause("killed", f"{what}; {action}", "mem" if is_near and record else None)
     key = _key_to_mend(standing, results) if record else None

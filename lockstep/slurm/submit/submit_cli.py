@@ -117,7 +117,7 @@ def _command(spec: JobSpec) -> str:
 @dry_run_option
 @click.option("--by-hand", is_flag=True, help="Write the scripts, and submit nothing.")
 @click.option(
-    "--force", is_flag=True, help="With --by-hand: replace scripts that have other contents."
+    "--force", is_flag=True, help="With --by-hand, also replace scripts that have other contents."
 )
 @as_json_option
 def submit(
