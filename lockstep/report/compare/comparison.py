@@ -345,8 +345,8 @@ def ambiguity(points: Sequence[Mapping[str, Any]], sides: tuple[str, str] = ("A"
     return (
         f"{formats.counted(len(points), 'point')} can be paired in several ways, such as "
         f"{formats.listed(points[0]['a'], 3)} in {sides[0]} with "
-        f"{formats.listed(points[0]['b'], 3)} in {sides[1]}; give sides that each hold only one "
-        "of these"
+        f"{formats.listed(points[0]['b'], 3)} in {sides[1]}; give sides that hold only one of "
+        "these each"
     )
 
 
