@@ -105,7 +105,7 @@ def test_it_holds_the_data_and_describes_every_file(folder, measured):
     assert there - files.keys() == {"ro-crate-metadata.json", opening.SUMS}
     assert files["report.html"] == opening.digest(folder / "report.html")
     readme = (folder / "README.md").read_text()
-    listed = re.findall(r"`((?:data/)?[\w*/.-]+)`", readme.partition("Names end")[0])
+    listed = re.findall(r"`((?:data/)?[\w*/.-]+)`", readme.partition("Names of fields end")[0])
     assert {name for name in listed if "." in name and not name.startswith("data/")} <= there
     assert "Licence: none is given" in readme
     text = (folder / "artefact.md").read_text()

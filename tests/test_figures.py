@@ -118,7 +118,7 @@ def test_a_figure_holds_six_series_and_says_which_it_leaves_out(tmp_path):
     results = load([tmp_path])
     panel = panels(results, series_of(results.rows), 0.7)[0]
     assert [len(spec["series"]) for spec in panel["figures"]] == [6, 6, 6]
-    assert "left out: mlp, i=6, mlp, i=7" in panel["notes"][0]
+    assert "leave out mlp, i=6, mlp, i=7" in panel["notes"][0]
     # Three of each series: its scaling, what it takes, and which size suits which purpose.
     assert len(panel["tables"]) == 24
 

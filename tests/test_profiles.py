@@ -236,7 +236,7 @@ def test_the_page_has_the_table_that_the_terminal_prints_of_each_profile(
     assert traced["caption"] == "torch.profiler, torch-7/test_strong-w16"
     assert recorded["caption"] == "Nsight Systems, nsys-8/step-1"
     assert [column["label"] for column in recorded["columns"]] == ["Part", "rank 3"]
-    assert "Most time is lost to communication: 20.0 % of a step of 100 ms" in recorded["note"]
+    assert "The largest loss is communication: 20.0 % of a step of 100 ms" in recorded["note"]
     printed = ask(tmp_path / "profiles" / "nsys-8" / "step-1-rank-3.sqlite").output.splitlines()
     for line, row in zip(printed[1:], recorded["rows"], strict=False):
         assert line.split() == " ".join(row).split()

@@ -31,7 +31,7 @@ def test_the_page_of_a_recording_is_made_without_torch_and_says_what_it_is(recor
     ended = lockstep("demo", "--recording", recording, cwd=tmp_path, env=variables)
     assert ended.returncode == 0, ended.stderr
     page = (tmp_path / "results" / "demo" / "report.html").read_text()
-    assert "2 nodes simulated on one, with links of 1000 Mbit/s" in page
+    assert "2 nodes simulated on one machine, with links of 1000 Mbit/s" in page
     assert json.loads((tmp_path / "results/demo/campaign.json").read_text())["recorded"] == FACTS
 
 

@@ -528,7 +528,7 @@ def flagged_points(_series: Series, point: Point) -> Iterator[Finding]:
 
 
 @rule("not-measured", "error", "targets must not be mixed with measurements",
-      "keep targets in a folder of their own, and report measurements here")  # fmt: skip
+      "move the targets to a folder of their own")  # fmt: skip
 def not_measured(evidence: Evidence) -> Iterator[Finding]:
     """A table holds expectations or targets."""
     for series in evidence.series:

@@ -289,7 +289,7 @@ def several_settings(series: Series) -> Iterator[Finding]:
     """Launches of a case differ in a setting that should be constant, such as threads."""
     if series.main and any(point is series.base for point in series.points):
         sizes = [point.world_size for point in series.points]
-        text = f"the launches differ in a setting: some have {series.layout}"
+        text = f"the launches differ in a setting: only some have {series.layout}"
         yield fact("other-setting", text, *sizes, setting=series.layout)
 
 

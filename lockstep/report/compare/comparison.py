@@ -315,7 +315,7 @@ def ambiguity(points: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"{formats.counted(len(points), 'point')} can be paired in several ways, such as "
         f"{formats.listed(points[0]['a'], 3)} in A with {formats.listed(points[0]['b'], 3)} in B; "
-        "give sides that each hold only one of these"
+        "give sides that hold only one of these each"
     )
 
 

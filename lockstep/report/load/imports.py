@@ -115,7 +115,7 @@ def read(paths: Iterable[Path], dataset_size: int) -> Imported:
             table["rows"] = [row | {"scaling": "weak"} for row in table["rows"]]
             imported.facts.append(f"table {name}: weak scaling, with one local_batch at all sizes")
     imported.facts += [
-        f"table {name}: the values are {table['conversion']}"
+        f"table {name}: the values are computed as {table['conversion']}"
         for name, table in imported.tables.items()
         if "conversion" in table
     ]

@@ -83,7 +83,7 @@ def _read_imported(path: Path, document: dict[str, Any], results: Results) -> No
     record.check_schema(document, str(path))
     tables = document.get("tables")
     if not isinstance(tables, dict):
-        raise ValueError(f"{path}: the file holds no tables; import them again")
+        raise ValueError(f"{path}: the file holds no tables; import the tables again")
     for name, table in tables.items():
         if name in results.tables:
             raise ValueError(f"{path}: table {name} is given twice; import it under another name")

@@ -371,8 +371,8 @@ def objections(evaluation: Evaluation, chosen: Chosen, is_example: bool) -> Iter
     results = evaluation.results
     if results.on_cpus:
         text = (
-            "the results are from CPUs, where ranks share cores and memory bandwidth, so they are "
-            "a functional test"
+            "the results are from CPUs, where ranks share cores and memory bandwidth, so they only "
+            "show that it works"
         )
         yield Objection("cpus", text)
     if recorded.KEY in results.campaign:

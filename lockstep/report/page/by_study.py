@@ -162,7 +162,9 @@ def _imported_table(
         [f"Throughput is that of {twin.label}; ratios are computed from the times."] if twin else []
     )
     texts += [parts.repeat_text(series).strip()] if len(series.points) > 1 else []
-    texts += [f"Its values are {facts['conversion']}."] if facts.get("conversion") else []
+    texts += (
+        [f"Its values are computed as {facts['conversion']}."] if facts.get("conversion") else []
+    )
     texts += [f"Source: {facts['source']}."] if facts.get("source") else []
     texts += [f"Note: {note}." for note in (facts.get("notes") or [])[:2]]
     return parts.point_table(

@@ -245,7 +245,9 @@ def _band(results: Results) -> str | None:
         return texts[0]
     nodes = counted(int(recorded["num_nodes"]), "node")
     rate = number(float(recorded["rate_bit_per_s"]) / 1e6)
-    texts.append(f"They are from {nodes} simulated on one, with links of {rate} Mbit/s.")
+    texts.append(
+        f"The results are from {nodes} simulated on one machine, with links of {rate} Mbit/s."
+    )
     if wait := recorded.get("ms_per_item"):
         texts.append(
             f"Ranks, DDP and network are real; each device waits {number(float(wait))} ms per "

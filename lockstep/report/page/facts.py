@@ -341,8 +341,8 @@ def findings_panel(findings: Sequence[Finding], results: Results) -> Panel | Non
         for group in groups
     ]  # fmt: skip
     lead = (
-        f"{checker.counts(findings, results)}. An error makes a number wrong or not comparable and "
-        "blocks every verdict it touches; a warning limits what may be concluded."
+        f"{checker.counts(findings, results)}. An error makes a number wrong or not comparable, "
+        "and blocks every verdict that uses it. A warning limits what may be concluded."
     )
     columns = ("Level", "Rule", "Where", "Points", "What", "What to do")
     rules = Counter(finding.rule for finding in findings)

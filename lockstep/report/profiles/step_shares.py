@@ -68,7 +68,7 @@ def verdict(columns: Sequence[Titled]) -> list[str]:
         kept = percent(each.compute_s / each.step_s)
         return [f"Little is lost: {kept} % of a step of {ms(each.step_s)} is compute ({where})."]
     kind, todo = BOUNDS[name]
-    start = f"{kind.capitalize()}-bound" if share >= BOUND else f"Most time is lost to {kind}"
+    start = f"{kind.capitalize()}-bound" if share >= BOUND else f"The largest loss is {kind}"
     steps = counted(each.num_steps, "step")
     return [
         f"{start}: {percent(share)} % of a step of {ms(each.step_s)} is {ROWS[name]} ({where}).",

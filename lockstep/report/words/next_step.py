@@ -33,7 +33,7 @@ MORE_SEEDS = (
     f"Train every setting with at least {WANTED_LAUNCHES} seeds: without them the accuracy has no "
     "interval, or a wide one."
 )
-TRAINED = "Change a setting, train again, and compare the runs with these: lockstep compare."
+TRAINED = "Change a setting, train again, and compare both trainings with lockstep compare."
 
 
 def next_step(
@@ -65,7 +65,7 @@ def next_step(
     if first := _more_launches(measured) or _of_own_tests(measured, threshold, judged):
         return first
     if not drop_laddered(measured):
-        return "Change the program, and compare it with these runs: lockstep compare."
+        return "Change the program, measure it again, and compare both with lockstep compare."
     return _undecided(measured, threshold) or _after_ladders(measured, threshold, judged)
 
 
