@@ -118,6 +118,8 @@ def _prepare(folder, line):
     campaign.write_text(f"{campaign.read_text()}[jobs]\n{jobs}\n")
     if line.startswith("lockstep init"):
         campaign.unlink()
+    # What lockstep doctor says of a site, and of its image, README's walk asks.
+    if line.startswith(("lockstep init", "lockstep doctor")):
         (folder / "site.toml").unlink()
     if line.startswith(LOOKERS):
         _copy_finished(folder)

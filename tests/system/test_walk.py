@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -107,8 +108,8 @@ def _typed(desk, line):
     give(desk)
     if line.split()[1] in ON_LOGIN_NODE:
         return as_user(*line.split(), cwd=desk)
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environ = os.environ | {"PATH": path}
+    folders = (Path(sys.executable).parent, sysconfig.get_path("scripts"), os.environ["PATH"])
+    environ = os.environ | {"PATH": os.pathsep.join(map(str, folders))}
     return finish(shlex.split(line), cwd=desk, env=environ, timeout=900)
 
 
@@ -119,5 +120,5 @@ def _fill_in(desk):
 
 
 def _wait(desk, sent):
-    """Wait until the jobs that were sent have ended, as the reader does."""
-    done(as_user("lockstep", "status", sent, "--watch", cwd=desk, timeout=300))
+    """Wait until the jobs that were sent have ended, as the reader does, who asks less often."""
+    done(as_user("lockstep", "status", sent, "--watch", "2", cwd=desk, timeout=300))
