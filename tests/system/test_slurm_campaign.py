@@ -114,7 +114,7 @@ def until_ended(folder):
     """Wait until every job of the campaign has left the queue, and return its status then."""
     path = folder / "results" / "campaign" / "jobs" / "submitted.jsonl"
     entries = map(json.loads, path.read_text().splitlines())
-    ids = ",".join(entry["id"] for entry in entries if "id" in entry)
+    ids = ",".join(entry["id"] for entry in entries if entry.get("id"))
     # Slurm forgets a job that ended long ago; then it is in no queue, either.
     queue = ("squeue", "--noheader", "--states=PENDING,RUNNING,COMPLETING", f"--jobs={ids}")
     launched.until(lambda: not as_user(*queue).stdout, "the queue", PATIENCE_S, QUEUE_POLL_S)
