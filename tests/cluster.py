@@ -50,6 +50,15 @@ def need_image():
         missing(f"no image {IMAGE}; tests/testbed/image builds it")
 
 
+def need_base():
+    """Return the image that `IMAGE` is built on: a small one, with Python and without torch."""
+    need_testbed()
+    found = sorted((STATE / "base").glob("*.sif"))
+    if not found:
+        missing(f"there is no base in {STATE / 'base'}; tests/testbed/image makes one")
+    return found[-1]
+
+
 def as_user(*command, cwd="/", **options):
     """Run a command as the ordinary user types it."""
     entered = ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", cwd, *command]

@@ -16,7 +16,7 @@ import fork_server
 import hypothesis
 import measured as campaigns
 import pytest
-from launched import NO_HYPOTHESIS, SAMPLES, environ, free_port
+from launched import FEW_PLUGINS, SAMPLES, environ, free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -24,7 +24,7 @@ ROOT = HERE.parent
 sys.path[:0] = [str(HERE / name) for name in ("system", "chaos", "validation")]
 Ended = subprocess.CompletedProcess[str]
 # Which case follows which is random; the tests of ranks need to know it.
-IN_FILE_ORDER = f"{NO_HYPOTHESIS} -p in_file_order"
+IN_FILE_ORDER = f"{FEW_PLUGINS} -p in_file_order"
 # Enough for ranks that import torch on a machine that does other things as well.
 RANKS_TIMEOUT_S = 300
 STAND_IN = pytest.StashKey[Path]()
@@ -83,7 +83,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 def _is_forked(item: pytest.Item) -> bool:
     markers = {marker.name for marker in item.iter_markers()}
-    return "slow" in markers and not markers & {"chaos", "slurm"}
+    return "slow" in markers and "chaos" not in markers
 
 
 @pytest.fixture(scope="session")

@@ -29,8 +29,8 @@ size = "smoke"
 device = "cpu"
 threads_per_rank = 1
 """
-# At its end each session would import all of hypothesis, a third of what its start costs.
-NO_HYPOTHESIS = "-p no:hypothesispytest"
+# Each session would import these: at its end all of hypothesis, a third of what its start costs.
+FEW_PLUGINS = "-p no:hypothesispytest -p no:anyio"
 OPTIONS = (
     *("--size=smoke", "--device=cpu", "--threads-per-rank=1"),
     *(f"--case-budget={BUDGET_S:g}", "--journal=out.journal.jsonl", "--benchmark-json=out.json"),
@@ -107,7 +107,7 @@ def environ(folder: Path, **own: str) -> dict[str, str]:
     """Return variables without those of a launcher or of pytest, and with what tests need."""
     foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "SLURM_", "LOCKSTEP_", "PYTEST_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    usual = {"OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": NO_HYPOTHESIS}
+    usual = {"OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": FEW_PLUGINS}
     return kept | usual | {"PYTHONPATH": str(folder)} | own
 
 

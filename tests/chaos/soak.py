@@ -29,12 +29,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from fuzz_ranks_check import ENDS, fenced  # noqa: E402, this script's own folder
-from launched import NO_HYPOTHESIS  # noqa: E402
+from launched import FEW_PLUGINS  # noqa: E402
 
 from lockstep.core import journal  # noqa: E402
 
 # Ranks that wait for a frozen one shall not wait for minutes, nor for hypothesis at their end.
-PYTEST_OPTIONS = f"--comm-timeout=20 --case-budget=60 {NO_HYPOTHESIS}"
+PYTEST_OPTIONS = f"--comm-timeout=20 --case-budget=60 {FEW_PLUGINS}"
 CAMPAIGN = """schema = 1
 name = "soak"
 studies = ["weak", "loader", "accumulation"]

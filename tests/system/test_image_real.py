@@ -10,17 +10,7 @@ from pathlib import Path
 
 import commands
 import pytest
-from cluster import (
-    IMAGE,
-    SHARED,
-    STATE,
-    as_user,
-    done,
-    missing,
-    need,
-    need_testbed,
-    without_namespaces,
-)
+from cluster import SHARED, as_user, done, need, need_base, without_namespaces
 from test_image import TINY, write_tiny
 
 from lockstep.image import building, inspection
@@ -111,10 +101,10 @@ def test_a_real_build_that_fails_says_why(real, old, new, why):
 
 
 def test_a_real_build_where_nobody_may_make_a_user_namespace_says_how_to_check():
-    need_testbed()
+    base = need_base()
     with tempfile.TemporaryDirectory(dir=SHARED) as folder:
         Path(folder).chmod(0o777)
-        Path(folder, "own.def").write_text(f"Bootstrap: localimage\nFrom: {IMAGE}\n")
+        Path(folder, "own.def").write_text(f"Bootstrap: localimage\nFrom: {base}\n")
         build = ("lockstep", "image", "build", "own.def", "x.sif")
         ended = without_namespaces(*build, cwd=folder)
     assert ended.returncode == 3
@@ -130,12 +120,8 @@ def test_a_real_build_where_nobody_may_make_a_user_namespace_says_how_to_check()
 @pytest.fixture
 def base_with_torch(tmp_path):
     """A Debian with stand-ins for torch and torchvision, and versions that pip is to keep to."""
-    need_testbed()
-    found = sorted((STATE / "base").glob("*.sif"))
-    if not found:
-        missing(f"there is no base in {STATE / 'base'}; tests/testbed/image makes one")
     base = tmp_path / "base"
-    unpack = ["apptainer", "build", "--fakeroot", "--sandbox", base, found[-1]]
+    unpack = ["apptainer", "build", "--fakeroot", "--sandbox", base, need_base()]
     subprocess.run(unpack, capture_output=True, check=True)
     for name in ("torch", "torchvision"):
         package = base / "usr/lib/python3/dist-packages" / name

@@ -14,6 +14,7 @@ from cluster import (
     as_user,
     done,
     give,
+    need_base,
     need_image,
     site_text,
     unpack_checkout,
@@ -24,8 +25,9 @@ from lockstep.measure.step.precision import is_emulated
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 PATIENCE_S = 600
-# A look costs a second of a core, which the ranks want, too.
+# A look costs a second of a core, which the ranks want, too; one at the queue, a hundredth.
 POLL_S = 4
+QUEUE_POLL_S = 0.5
 CAMPAIGN = """schema = 1
 name = "campaign"
 studies = ["strong", "weak"]
@@ -108,6 +110,17 @@ def texts(folder):
     return "\n".join(f"{path}:\n{path.read_text()}" for path in found)
 
 
+def until_ended(folder):
+    """Wait until every job of the campaign has left the queue, and return its status then."""
+    path = folder / "results" / "campaign" / "jobs" / "submitted.jsonl"
+    entries = map(json.loads, path.read_text().splitlines())
+    ids = ",".join(entry["id"] for entry in entries if entry.get("id"))
+    # Slurm forgets a job that ended long ago; then it is in no queue, either.
+    queue = ("squeue", "--noheader", "--states=PENDING,RUNNING,COMPLETING", f"--jobs={ids}")
+    launched.until(lambda: not as_user(*queue).stdout, "the queue", PATIENCE_S, QUEUE_POLL_S)
+    return until(folder, has_ended)
+
+
 def has_ended(found):
     running = {"PENDING", "RUNNING", "COMPLETING", "unknown"}
     return not running & {job["state"] for job in found["jobs"]}
@@ -147,7 +160,7 @@ def read_result(folder, name):
 
 def check_complete(folder, num_launches):
     """Check that every launch was measured, and no case of it twice."""
-    found = until(folder, has_ended)
+    found = until_ended(folder)
     assert found["num_complete"] == found["num_planned"] == num_launches, texts(folder)
     for name, cases in journals(folder).items():
         assert len(set(cases)) == len(cases), name
@@ -166,7 +179,7 @@ def test_a_campaign_runs_from_its_preflight_to_its_report_although_a_job_is_kill
     refused = lockstep(folder, "submit", "campaign.toml", "--site", "site.toml")
     assert refused.returncode == 2, refused.stdout
     done(lockstep(folder, "cancel", "results/campaign", "--job", middle))
-    found = until(folder, has_ended)
+    found = until_ended(folder)
     wanted = {before: "COMPLETED", middle: "CANCELLED", last: "COMPLETED"}
     assert states(found) == wanted, texts(folder)
 
@@ -334,7 +347,7 @@ def test_what_ends_a_preflight_is_named_by_the_site_s_key(folder, key, before, a
     site = (folder / "site.toml").read_text()
     write(folder / "site.toml", site.replace(before, after))
     submit(folder)
-    preflight, waiting = until(folder, has_ended)["jobs"]
+    preflight, waiting = until_ended(folder)["jobs"]
     assert (preflight["state"], preflight["mend"]) == ("FAILED", key), texts(folder)
     assert waiting["state"] == "CANCELLED"
 
@@ -344,7 +357,7 @@ def test_a_mended_campaign_is_sent_by_the_same_command(folder):
     site = (folder / "site.toml").read_text()
     write(folder / "site.toml", site.replace("gpus_per_node = 0\n", GPUS))
     submit(folder)
-    failed = until(folder, has_ended)
+    failed = until_ended(folder)
     assert failed["num_complete"] == 0
     assert {job["mend"] for job in failed["jobs"]} == {"device"}
     said = lockstep(folder, "status", "results/campaign").stdout
@@ -352,7 +365,7 @@ def test_a_mended_campaign_is_sent_by_the_same_command(folder):
     change(folder / "campaign.toml", device="cpu")
     write(folder / "site.toml", site)
     submit(folder)
-    assert until(folder, has_ended)["num_complete"] == 1
+    assert until_ended(folder)["num_complete"] == 1
     change(folder / "campaign.toml", precision="bf16")
     refused = lockstep(folder, "submit", "campaign.toml", "--site", "site.toml")
     assert refused.returncode == 2
@@ -377,7 +390,7 @@ def test_every_rank_sees_all_gpus_of_its_node(folder):
     before = f"shell_before = 'PATH=\"{tools}:$PATH\"'\n"
     write(folder / "site.toml", before + site.replace(str(IMAGE), str(folder / "site.toml")))
     submit(folder)
-    until(folder, has_ended)
+    until_ended(folder)
     launches = folder / "results" / "campaign" / "launches"
     said = {path.parent.name: path.read_text() for path in launches.glob("*/log.txt")}
     assert all(f"{rank} of 4 sees 0,1\n" in said["w4-r0"] for rank in range(4))
@@ -412,8 +425,9 @@ allocation = "job"
 
 
 def stage(folder, pause):
-    """Send a job whose node has a disk and a cache, and return the disk."""
+    """Send a job whose node has a disk and a cache, and return the disk; its image is small."""
     disk = folder / "disk"
+    write(folder / "site.toml", site_text().replace(str(IMAGE), str(need_base())))
     done(as_user("mkdir", "-p", disk, folder / "cache", folder / "set"))
     write(folder / "set" / "values", "rate 100\n")
     write(folder / "campaign.toml", STAGED.replace("PAUSE", str(pause)))
@@ -454,7 +468,7 @@ def test_a_job_that_is_cancelled_stages_out_and_leaves_its_disk_clean(folder):
     disk = stage(folder, pause=300)
     until(folder, lambda _: list(disk.glob("*/out/left")))
     done(lockstep(folder, "cancel", "results/campaign"))
-    assert set(states(until(folder, has_ended)).values()) == {"CANCELLED"}
+    assert set(states(until_ended(folder)).values()) == {"CANCELLED"}
     assert left_behind(folder) == {"left": "kept\n"}
     assert list(disk.iterdir()) == []
 
@@ -486,7 +500,7 @@ rate = [100]
 def test_srun_starts_the_ranks_of_a_program_until_it_scales_no_more(folder):
     write(folder / "campaign.toml", PROGRAM)
     submit(folder)
-    assert set(states(until(folder, has_ended)).values()) == {"COMPLETED"}, texts(folder)
+    assert set(states(until_ended(folder)).values()) == {"COMPLETED"}, texts(folder)
     done(lockstep(folder, "status", "--collect", "results/campaign"))
     # Two ranks at the rate of one: 50 % efficiency, so that four are not begun.
     assert sorted(journals(folder)) == ["w1-r0", "w2-r0"]

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from cluster import IMAGE, SHARED, as_user, done, give, missing, need_testbed, site_text
+from cluster import SHARED, as_user, done, give, missing, need_base, need_testbed, site_text
 from launched import until
 from measured import write_campaign
 from test_examples import ELSEWHERE, EXAMPLES
@@ -45,16 +45,19 @@ JOB = re.compile(r"\b471[12](_3)?\b")  # which examples call a job
 
 
 def _chosen():
-    """Yield lines that together have every option of every command, the longest first."""
-    seen = set()
+    """Yield lines that with those walked have every option of every command, the longest first."""
+    seen = set().union(*map(_parts, WALKED))
     for line in sorted(EXAMPLES, key=lambda line: -len(line.split())):
         if not line.startswith(ELSEWHERE) or line in WALKED or re.search("apptainer|fetch", line):
             continue
-        words = re.sub(r"results/\S+|471[12]", "", line).split()
-        parts = {(*words[:3], word) for word in words}
-        if not parts <= seen:
+        if not _parts(line) <= seen:
             yield line
-        seen |= parts
+        seen |= _parts(line)
+
+
+def _parts(line):
+    words = re.sub(r"results/\S+|471[12]", "", line).split()
+    return {(*words[:3], word) for word in words}
 
 
 LINES = list(_chosen())
@@ -80,8 +83,9 @@ def folder():
     need_testbed()
     made = Path(tempfile.mkdtemp(prefix="examples-", dir=SHARED))
     (made / "site.toml").write_text(site_text("gpu"))
+    # A small one will do: its commands hash all of an image.
     for name in ("lockstep.sif", "pytorch.sif"):
-        (made / name).symlink_to(IMAGE)
+        (made / name).symlink_to(need_base())
     yield made
     shutil.rmtree(made)
 
@@ -114,6 +118,8 @@ def _prepare(folder, line):
     campaign.write_text(f"{campaign.read_text()}[jobs]\n{jobs}\n")
     if line.startswith("lockstep init"):
         campaign.unlink()
+    # What lockstep doctor says of a site, and of its image, README's walk asks.
+    if line.startswith(("lockstep init", "lockstep doctor")):
         (folder / "site.toml").unlink()
     if line.startswith(LOOKERS):
         _copy_finished(folder)
@@ -127,8 +133,8 @@ def _prepare(folder, line):
 def _a_job(folder, *, runs):
     """Return the id of a job of the user's that runs for a while, or that has ended."""
     wait = "" if runs else "--wait "
-    line = f"sbatch --parsable {wait}--account=project --output=/dev/null --wrap 'sleep 25'"
-    job = done(_typed(folder, line if runs else line.replace("sleep 25", "true"))).split()[0]
+    line = f"sbatch --parsable {wait}--account=project --output=/dev/null --wrap 'sleep 12'"
+    job = done(_typed(folder, line if runs else line.replace("sleep 12", "true"))).split()[0]
     if runs:
         asked = f"squeue --noheader --format %T --jobs {job}"
         until(lambda: _typed(folder, asked).stdout.strip() == "RUNNING", "the job", 30, poll_s=0.5)

@@ -10,12 +10,14 @@ import re
 import shlex
 import shutil
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
 import pytest
 from cluster import SHARED, as_user, done, give, need_image, site_text, unpack_checkout
 from commands import finish
+from launched import FEW_PLUGINS
 from test_examples import BUILD
 from test_slurm_campaign import change
 
@@ -107,9 +109,9 @@ def _typed(desk, line):
     give(desk)
     if line.split()[1] in ON_LOGIN_NODE:
         return as_user(*line.split(), cwd=desk)
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environ = os.environ | {"PATH": path}
-    return finish(shlex.split(line), cwd=desk, env=environ, timeout=900)
+    folders = (Path(sys.executable).parent, sysconfig.get_path("scripts"), os.environ["PATH"])
+    own = {"PATH": os.pathsep.join(map(str, folders)), "PYTEST_ADDOPTS": FEW_PLUGINS}
+    return finish(shlex.split(line), cwd=desk, env=os.environ | own, timeout=900)
 
 
 def _fill_in(desk):
@@ -119,5 +121,5 @@ def _fill_in(desk):
 
 
 def _wait(desk, sent):
-    """Wait until the jobs that were sent have ended, as the reader does."""
-    done(as_user("lockstep", "status", sent, "--watch", cwd=desk, timeout=300))
+    """Wait until the jobs that were sent have ended, as the reader does, who asks less often."""
+    done(as_user("lockstep", "status", sent, "--watch", "5", cwd=desk, timeout=300))
