@@ -155,7 +155,8 @@ def visible(text: str) -> str:
 
 def visible_json(document: bytes) -> bytes:
     """Return a JSON document whose texts have no control character, as `visible` does."""
-    return _IN_JSON.sub(_escaped, document)
+    has_any = any(byte in document for byte in (b"\\", b"\xc2", b"\x7f"))
+    return _IN_JSON.sub(_escaped, document) if has_any else document
 
 
 def _escaped(match: re.Match[bytes]) -> bytes:

@@ -264,7 +264,7 @@ def doubled_world_size(evidence: Evidence) -> Iterator[Finding]:
     """The samples of all ranks were multiplied by the world size again."""
     for entry in evidence.entries:
         size = entry.block["world_size"]
-        if _is_size(_stored_factor(entry), size, EXACT):
+        if size > 1 and _is_size(_stored_factor(entry), size, EXACT):
             text = f"the stored throughput is {size} times the samples divided by the time"
             yield fact("stored-doubled", text, at=entry, size=size)
     for series in evidence.series:
@@ -664,11 +664,13 @@ def _falls(series: Series, *, is_shown: bool) -> Iterator[Finding]:
 
     It is shown if its interval excludes that the accuracy stays.
     """
+    if not series.row.training:
+        return
     rows = series.base.rows, series.points[-1].rows
     batches = [own[0].global_batch or 0 for own in rows]
     known = [[x for row in own if (x := learning.final_accuracy(row)) is not None] for own in rows]
     is_known = [*map(len, known)] == [*map(len, rows)]
-    if not (series.row.training and batches[0] < batches[1] and is_known):
+    if not (batches[0] < batches[1] and is_known):
         return
     first, last = map(fmean, known)
     if first - last <= LESS_ACCURATE:

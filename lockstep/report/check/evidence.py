@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import starmap
 from typing import Any, Literal
 
 from lockstep.core import findings, metrics
@@ -53,15 +54,19 @@ class Finding(findings.Finding):
     @property
     def where(self) -> str:
         """Return the cases, world sizes, launches or file concerned, as text."""
+        return self.place_text(self.world_sizes, self.launches)
+
+    def place_text(self, world_sizes: Sequence[int], launch_names: Sequence[str]) -> str:
+        """Return `where` with other world sizes and launches."""
         cases = [f"table {case}" if self.is_table else case for case in self.cases]
         names = self.values.get("workload") or joined(cases)
-        sizes = f"world size {', '.join(map(str, self.world_sizes))}" if self.world_sizes else ""
-        launches = "launch" if len(self.launches) == 1 else "launches"
+        sizes = f"world size {', '.join(map(str, world_sizes))}" if world_sizes else ""
+        launches = "launch" if len(launch_names) == 1 else "launches"
         places = [
             " at ".join(filter(None, (names, sizes))),
             f"table {self.values['other_table']}" if "other_table" in self.values else "",
             f"host {self.values['host']}" if "host" in self.values else "",
-            f"{launches} {joined(self.launches)}" if self.launches else "",
+            f"{launches} {joined(launch_names)}" if launch_names else "",
             self.path,
         ]
         return plain(", ".join(filter(None, places)))
@@ -84,17 +89,17 @@ class Finding(findings.Finding):
 
 @dataclass(frozen=True)
 class Entry:
-    """A case as stored in its file, with the statistics stored with it."""
+    """A case as stored in its file, with the statistics stored with it.
+
+    Attributes:
+        round_s: Duration of each round: that of its slowest rank.
+    """
 
     launch: Launch
     case: str
     block: dict[str, Any]
     stats: dict[str, Any]
-
-    @cached_property
-    def round_s(self) -> list[float]:
-        """Return the duration of each round (s): that of its slowest rank."""
-        return metrics.slowest_rank(self.block["rank_round_s"])
+    round_s: list[float]
 
     @property
     def point(self) -> Place:
@@ -116,9 +121,9 @@ class Evidence:
         mixed = [conflict for conflict in self.results.conflicts if conflict.case is not None]
         return series_of(replace(self.results, conflicts=mixed).split()[0])
 
-    @property
-    def points(self) -> Iterator[tuple[Series, Point]]:
-        return ((curve, point) for curve in self.series for point in curve.points)
+    @cached_property
+    def points(self) -> list[tuple[Series, Point]]:
+        return [(curve, point) for curve in self.series for point in curve.points]
 
     @cached_property
     def measured(self) -> list[Series]:
@@ -176,7 +181,7 @@ class Evidence:
         """Return the cases of all launches as they are stored."""
         cases = {(row.launch, row.recorded_case): row.case for row in self.results.rows}
         return [
-            Entry(launch, case, block, entry["stats"])
+            Entry(launch, case, block, entry["stats"], metrics.slowest_rank(block["rank_round_s"]))
             for launch in self.results.launches
             for entry in launch.entries
             if isinstance(entry, dict)
@@ -223,8 +228,10 @@ class Rule:
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         """Yield the findings; those that differ only in their launches are merged."""
         alike: dict[tuple[Any, ...], list[Finding]] = {}
-        for item in [evidence] if self.over == "evidence" else getattr(evidence, self.over):
-            for finding in self.check(*item) if isinstance(item, tuple) else self.check(item):
+        items = [evidence] if self.over == "evidence" else getattr(evidence, self.over)
+        of_items = (starmap if self.over == "points" else map)(self.check, items)
+        for item, of_item in zip(items, of_items, strict=True):
+            for finding in of_item:
                 whole = place(finding, item)
                 key = (whole.kind, whole.text, whole.action, repr(whole.values), whole.cases,
                        whole.world_sizes, whole.is_table, whole.path, whole.doubts)  # fmt: skip

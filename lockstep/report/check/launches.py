@@ -204,8 +204,8 @@ def other_unit(evidence: Evidence) -> Iterator[Finding]:
     """Launches of one point, or ranks of two sizes, differ by a factor of 100 or more."""
     ask = "one value may be in another unit, such as milliseconds instead of seconds"
     for series, point in evidence.points:
-        slow, fast, factor = _extremes(point)
-        if factor > UNIT:
+        if max(point.rates) > UNIT * min(point.rates):
+            slow, fast, factor = _extremes(point)
             text = f"{fast} is {factor:.0f} times as fast as {slow}; {ask}"
             yield fact("unit", text, point.world_size, at=series, fast=fast, slow=slow,
                        factor=factor)  # fmt: skip
@@ -235,10 +235,11 @@ def _extremes(point: Point) -> tuple[str, str, float]:
 )
 def launches_apart(_series: Series, point: Point) -> Iterator[Finding]:
     """Launches of one point differ by more than a quarter."""
-    slow, fast, factor = _extremes(point)
     # With five launches or more, a flag names the outliers.
-    is_flagged = any(flag.kind == "outlier" for flag in point.flags)
-    if are_apart(point) and factor <= UNIT and not is_flagged:
+    if not are_apart(point) or any(flag.kind == "outlier" for flag in point.flags):
+        return
+    slow, fast, factor = _extremes(point)
+    if factor <= UNIT:
         text = f"{fast} is {percent(factor - 1)} % faster than {slow}"
         yield fact("apart", text, fast=fast, slow=slow, excess=factor - 1)
 
@@ -467,8 +468,8 @@ def wrong_result(_series: Series, point: Point) -> Iterator[Finding]:
     """A check of the result, made outside the timed region, failed, or the loss rose."""
     for row in point.rows:
         launches = (row.launch,)
-        names = listed(sorted(name for name, passed in row.checks.items() if passed is False))
-        if names:
+        if failed := sorted(name for name, passed in row.checks.items() if passed is False):
+            names = listed(failed)
             text = f"the check of {names} failed"
             yield fact("check-failed", text, launches=launches, names=names)
         if any(row.checks.get(name, 0.0) is None for name in LOSSES):
@@ -574,8 +575,9 @@ def alone_longer(entry: Entry) -> Iterator[Finding]:
       "find out which of the two is right, and measure the other one again")  # fmt: skip
 def launch_disagrees(evidence: Evidence) -> Iterator[Finding]:
     """A case names another world size or number of hosts than its launch."""
+    hosts = {launch.name: launch.named_hosts for launch in evidence.launches}
     for entry in evidence.entries:
-        block, facts, ranked = entry.block, entry.launch.facts, entry.launch.named_hosts
+        block, facts, ranked = entry.block, entry.launch.facts, hosts[entry.launch.name]
         # Nodes may share one host name; the launcher knows the number of nodes.
         known = {
             "world_size": (block.get("world_size"), facts.get("world_size")),

@@ -3,7 +3,7 @@
 A fact is named by its path in a result; a path in `MAY_DIFFER` includes all below it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import product
 from statistics import median
@@ -115,10 +115,12 @@ def circumstances(evidence: Evidence) -> Iterator[Finding]:
     """
     entries = {(entry.launch.name, *entry.point): entry for entry in evidence.entries}
     facts = {launch.name: flat(launch.facts) for launch in evidence.launches}
+    shares = {launch.name: _share_of_cores(launch) for launch in evidence.launches}
     for series in evidence.measured:
         places = [(row.launch, row.case, row.world_size) for p in series.points for row in p.rows]
         own = [entries[place] for place in places if place in entries]
-        cores = _other_cores(own)
+        names = dict.fromkeys(entry.launch.name for entry in own)
+        cores = _other_cores({name: share for name in names if (share := shares[name])})
         known = [
             facts[entry.launch.name] | flat(entry.block, "case") | cores.get(entry.launch.name, {})
             for entry in own
@@ -127,8 +129,8 @@ def circumstances(evidence: Evidence) -> Iterator[Finding]:
         for name in CLOCKS:
             yield from (place(finding, series) for finding in _other_gauge(series, name))
     # pytest-benchmark files that were read as repeats of one point.
-    about = {launch.name: launch.about for launch in evidence.launches}
-    for series, point in ((own, p) for own in evidence.measured for p in own.points):
+    about = {launch.name: launch.about for launch in evidence.launches if launch.about}
+    for series, point in ((own, p) for own in evidence.measured for p in own.points if about):
         known = [about.get(row.launch, {}) for row in point.rows]
         for name in dict.fromkeys(name for of_file in known for name in of_file):
             values = list(dict.fromkeys(each[name] for each in known if name in each))
@@ -156,8 +158,9 @@ def _collect(facts: Facts, value: Any, path: str) -> None:
     if isinstance(value, dict):
         if path in SETTINGS:
             facts[path] = ""
+        prefix = f"{path}." if path else ""
         for name, item in value.items():
-            below = f"{path}.{name}" if path else str(name)
+            below = f"{prefix}{name}"
             if item is not None and below not in LISTED and not below.endswith(OF_A_FILE):
                 _collect(facts, item, below)
     elif isinstance(value, list):
@@ -175,7 +178,10 @@ def _odd_entries(entries: Sequence[Entry], known: Sequence[Facts]) -> Iterator[F
     def sizes(pairs: Sequence[tuple[Entry, str]]) -> list[int]:
         return sorted({entry.point[1] for entry, _ in pairs})
 
-    differ = {path for facts in known[1:] for path, _ in facts.items() ^ known[0].items()}
+    differ = {
+        path for facts in known[1:] if facts != known[0]
+        for path, _ in facts.items() ^ known[0].items()
+    }  # fmt: skip
     for path in dict.fromkeys(path for facts in known for path in facts) if differ else ():
         if path not in differ:
             continue
@@ -208,19 +214,24 @@ def _odd_entries(entries: Sequence[Entry], known: Sequence[Facts]) -> Iterator[F
             )  # fmt: skip
 
 
-def _other_cores(entries: Sequence[Entry]) -> dict[str, Facts]:
+# Cores of a rank, those of its host together, and the equal part of a rank.
+Share = tuple[int, int, float]
+
+
+def _share_of_cores(launch: Launch) -> Share | None:
+    ranks, hosts = launch.ranks, launch.hosts
+    host = [rank.get("cores") or [] for rank in ranks if rank.get("host") == hosts[0]]
+    if not (host and all(host)):
+        return None
+    together = len({core for cores in host for core in cores})
+    return len(host[0]), together, together / len(host)
+
+
+def _other_cores(shares: Mapping[str, Share]) -> dict[str, Facts]:
     """Return the cores per rank of each launch, where no usual way of sharing cores explains them.
 
     Launchers give each rank a fixed number, or all cores of its host, or an equal part of these.
     """
-    shares = {}
-    for launch in {entry.launch.name: entry.launch for entry in entries}.values():
-        host = [
-            rank.get("cores") or [] for rank in launch.ranks if rank.get("host") == launch.hosts[0]
-        ]
-        if host and all(host):
-            together = len({core for cores in host for core in cores})
-            shares[launch.name] = (len(host[0]), together, together / len(host))
     if any(len(set(column)) == 1 for column in zip(*shares.values(), strict=True)):
         return {}
     return {name: {"provenance.cores_per_rank": str(own[0])} for name, own in shares.items()}
@@ -230,8 +241,9 @@ def _other_gauge(series: Series, name: str) -> Iterator[Finding]:
     """Yield the sizes at which the means of all ranks lie outside those of all other sizes."""
     means: dict[int, list[float]] = {}
     for row in (row for point in series.points for row in point.rows):
-        telemetry = row.details.get("telemetry")
-        gauge = telemetry.get(name) if isinstance(telemetry, dict) else None
+        if not isinstance(telemetry := row.details.get("telemetry"), dict):
+            continue
+        gauge = telemetry.get(name)
         ranks = gauge.get("mean") if isinstance(gauge, dict) else None
         own = [n for n in ranks if isinstance(n, int | float)] if isinstance(ranks, list) else []
         if own:

@@ -358,24 +358,27 @@ def rank_values(row: Row, *path: str) -> list[float]:
     return known if len(known) == row.world_size else []
 
 
-def rank_mean(rows: Sequence[Row], name: str, rank: int) -> float | None:
-    """Return the mean of a rank's gauge over cases, weighted by time; None if no case has it."""
-    pairs = []
+def rank_means(rows: Sequence[Row], name: str, num_ranks: int) -> list[float | None]:
+    """Return the mean of each rank's gauge over cases, weighted by time; None if no case has it."""
+    pairs: list[list[tuple[float, float]]] = [[] for _ in range(num_ranks)]
     for row in rows:
-        means = _telemetry(row, name, "mean") or _telemetry(row, name)
-        times_s = _telemetry(row, "elapsed_s")
-        if rank < min(len(means), len(times_s)):
-            mean, time_s = means[rank], times_s[rank]
-            pairs += [(mean, time_s)] if mean is not None and time_s else []
-    total_s = sum(time_s for _, time_s in pairs)
-    return sum(mean * time_s for mean, time_s in pairs) / total_s if pairs else None
+        if times_s := _telemetry(row, "elapsed_s"):
+            means = _telemetry(row, name, "mean") or _telemetry(row, name)
+            for own, mean, time_s in zip(pairs, means, times_s, strict=False):
+                own += [(mean, time_s)] if mean is not None and time_s else []
+    return [
+        sum(mean * time_s for mean, time_s in own) / sum(time_s for _, time_s in own)
+        if own else None for own in pairs
+    ]  # fmt: skip
 
 
 def _telemetry(row: Row, *path: str) -> list[float | None]:
     """Return a telemetry value of each rank by its path; None if it is not an amount."""
     entry: Any = row.details.get("telemetry")
     for name in path:
-        entry = entry.get(name) if isinstance(entry, dict) else None
+        if not isinstance(entry, dict):
+            return []
+        entry = entry.get(name)
     values = entry if isinstance(entry, list) else []
     return [value if isinstance(value, int | float) and value >= 0 else None for value in values]
 

@@ -36,6 +36,8 @@ def _setting(setting: tuple[str, str]) -> str:
 
 def ranks_per_node(world_size: int, num_nodes: int, hosts: Iterable[str]) -> int:
     """Return the largest number of ranks on a node; without hosts, as if spread evenly."""
+    if num_nodes == 1:
+        return world_size
     counts = Counter(hosts)
     if len(counts) == num_nodes and counts.total() == world_size:
         return max(counts.values())
@@ -59,7 +61,7 @@ def list_differing(rows: Sequence[Row]) -> list[str]:
     """Return the settings in which rows differ, in the launches' order."""
     # Rows of one launch share one dict.
     distinct = list({id(row.settings): row.settings for row in rows}.values())
-    if len(distinct) == 1:
+    if all(each == distinct[0] for each in distinct):
         return []
     names = dict.fromkeys(name for settings in distinct for name in settings)
     return [name for name in names if len({each.get(name) for each in distinct}) > 1]
@@ -86,6 +88,8 @@ def ladders(rows: Sequence[Row]) -> dict[str, list[Row]]:
         several = set().union(*(own for own in values.values() if len(own) > 1))
         if several and several == set().union(*values.values()):
             names.append(name)
+    if not names:
+        return {"": list(rows)}
     groups: dict[Layout, list[Row]] = {}
     for row in rows:
         groups.setdefault(Layout(settings=layout(row, names).settings), []).append(row)
@@ -110,6 +114,9 @@ def layouts(rows: Sequence[Row]) -> dict[str, list[tuple[int, list[Row]]]]:
     uses: Counter[tuple[str, str]] = Counter()
     points: dict[str, list[tuple[int, list[Row]]]] = {"": []}
     for size in sorted(sizes):
+        if len(sizes[size]) == 1:
+            points[""].append((size, sizes[size]))
+            continue
         names = list_differing(sizes[size])
         groups: dict[Layout, list[Row]] = {}
         for row in sizes[size]:

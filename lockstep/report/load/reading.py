@@ -142,10 +142,11 @@ def _read_launch(
     provenance = launch.provenance
     settings, slurm = layout.settings(provenance), provenance.get("slurm")
     job = slurm.get("SLURM_JOB_ID") if isinstance(slurm, dict) else None
+    hosts, commit = launch.hosts, _commit(provenance)
     for row in rows:
         row.started, row.settings = str(facts.get("started") or ""), settings
-        row.rank_hosts = row.rank_hosts or launch.hosts[: row.world_size]
-        row.job, row.commit = None if job is None else str(job), _commit(provenance)
+        row.rank_hosts = row.rank_hosts or hosts[: row.world_size]
+        row.job, row.commit = None if job is None else str(job), commit
         if row.num_nodes:
             row.ranks_per_node = layout.ranks_per_node(
                 row.world_size, row.num_nodes, row.rank_hosts

@@ -52,10 +52,11 @@ def panels(
         for is_between, key in ((True, "wire_gb_per_s"), (False, "gpu_link_gb_per_s"))
         if (rate := launch.provenance.get(key))
     }
-    own = drop_laddered(measured)
+    own: dict[str, list[Series]] = {study: [] for study in TITLES}
+    for curve in drop_laddered(measured):
+        own.setdefault(curve.row.study, []).append(curve)
     made = []
-    for study in dict.fromkeys([*TITLES, *(curve.row.study for curve in measured)]):
-        chosen = [curve for curve in own if curve.row.study == study]
+    for study, chosen in own.items():
         if not chosen:
             continue
         if study in LADDERS:

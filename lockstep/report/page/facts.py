@@ -275,12 +275,14 @@ def _settings_tables(rows: Sequence[Row]) -> list[Table]:
 def _rank_table(name: str, ranks: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> Table:
     keys = ("rank", "local_rank", "host", "device", "device_name", "cores")
     columns = ("Rank", "Local rank", "Host", "Device", "Device name", "Cores")
+    means = [
+        [number(mean, scale=scale) for mean in quantities.rank_means(rows, gauge, len(ranks))]
+        for gauge, scale in MEANS.values()
+    ]
     cells = [
-        [*(_cell(rank.get(key)) for key in keys),
-         *(number(quantities.rank_mean(rows, gauge, i), scale=scale)
-           for gauge, scale in MEANS.values())]
-        for i, rank in enumerate(ranks)
-    ]  # fmt: skip
+        [*(_cell(rank.get(key)) for key in keys), *of_rank]
+        for rank, *of_rank in zip(ranks, *means, strict=True)
+    ]
     hosts = len({rank.get("host") for rank in ranks})
     text = f"{counted(len(ranks), 'rank')} on {counted(hosts, 'host')}"
     made = table(f"Ranks of launch {name}", (*columns, *MEANS), cells, len(keys), "", finding=text)

@@ -125,11 +125,17 @@ def _canvas(spec: Spec, source: str) -> Canvas:
         basis += _lines(source, width, MAX_SOURCE_LINES)
     basis_in = SMALL_LINE_IN * len(basis) + 2 * EDGE_IN if basis else 0.0
     height_in = plots_in + legend_in + basis_in
+    # Measuring texts is slow: the plots are laid out once, before their figure gets its height.
+    figure.set_size_inches(WIDTH_IN, plots_in)
+    pad = EDGE_IN * POINTS_PER_IN / TEXT_PT
+    figure.tight_layout(pad=pad, h_pad=2 * pad)
+    figure.set_layout_engine(None)  # saving would repeat the layout for each file
+    below = figure.subplotpars
+    figure.subplots_adjust(
+        bottom=1 - (1 - below.bottom) * plots_in / height_in,
+        top=1 - (1 - below.top) * plots_in / height_in,
+    )
     figure.set_size_inches(WIDTH_IN, height_in)
-    figure.set_layout_engine(
-        "constrained", w_pad=EDGE_IN, h_pad=EDGE_IN, hspace=0.04,
-        rect=(0, 1 - plots_in / height_in, 1, plots_in / height_in),
-    )  # fmt: skip
     if names:
         figure.legend(
             [handle for handle, _ in entries], names, loc="upper left", ncols=columns, borderpad=0,
@@ -140,9 +146,6 @@ def _canvas(spec: Spec, source: str) -> Canvas:
         EDGE_IN / WIDTH_IN, (basis_in - EDGE_IN) / height_in, "\n".join(basis), color=FAINT,
         fontsize=SMALL_PT, va="top", linespacing=1.25,
     )  # fmt: skip
-    # Laid out once here: saving would repeat the layout for each file.
-    figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
-    figure.set_layout_engine(None)
     return Canvas(figure, plots_in + legend_in, marks)
 
 
@@ -387,7 +390,8 @@ def dots(figure: Figure, spec: Spec) -> Drawn:
     marks = []
     for y, item in enumerate(spec["items"]):
         colour = SERIES_COLOURS[1 if item.get("is_far") else 0]
-        axes.plot(item["dots"], [y] * len(item["dots"]), **DOTS, color=colour)
+        if item["dots"]:
+            axes.plot(item["dots"], [y] * len(item["dots"]), **DOTS, color=colour)
         if item["interval"]:
             axes.plot(item["interval"], [y, y], color=colour, linewidth=1.2, marker="|")
         axes.plot([item["value"]], [y], marker="o", color=colour, markersize=6)

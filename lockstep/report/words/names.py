@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
 
 from lockstep.core.formats import listed
 from lockstep.core.studies import STUDIES, TRAINING
@@ -14,18 +13,19 @@ def short(series: Sequence[Series]) -> tuple[list[Series], str]:
 
     The line has the factors of all steps measured here, then those of the steps of one study.
     """
-    own = [curve for curve in series if _is_step(curve)]
-    shared = _common(own)
-    by_study = {
-        study: _common([curve for curve in own if curve.row.study == study])
-        for study in dict.fromkeys(curve.row.study for curve in own)
-    }
+    factors = [_factors(curve) if _is_step(curve) else {} for curve in series]
+    steps: dict[str, list[dict[str, object]]] = {}
+    for curve, own in zip(series, factors, strict=True):
+        if own:
+            steps.setdefault(curve.row.study, []).append(own)
+    by_study = {study: _common(every) for study, every in steps.items()}
+    shared = _common([*by_study.values()])
     named = []
-    for curve in series:
-        if curve.row.study in by_study and _is_step(curve):
-            known = by_study[curve.row.study]
-            differs = dict(item for item in _factors(curve).items() if item not in known.items())
-            texts = [curve.row.study, factors_text(differs, ("workload",)), curve.layout]
+    for curve, own in zip(series, factors, strict=True):
+        if own:
+            study = curve.row.study
+            differs = {name: v for name, v in own.items() if by_study[study].get(name) != v}
+            texts = [study, factors_text(differs, ("workload",)), curve.layout]
             curve = replace(curve, label=", ".join(filter(None, texts)))
         named.append(curve)
     studies: dict[str, list[str]] = {}
@@ -37,7 +37,7 @@ def short(series: Sequence[Series]) -> tuple[list[Series], str]:
         factors_text(shared, ("workload",)),
         *(f"{listed(alike)} {more}" for more, alike in studies.items()),
     ]
-    return named, f"all series: {'; '.join(filter(None, texts))}" if own else ""
+    return named, f"all series: {'; '.join(filter(None, texts))}" if steps else ""
 
 
 def name_of(series: Series) -> str:
@@ -64,11 +64,9 @@ def _factors(series: Series) -> dict[str, object]:
     return {name: value for name, value in factors.items() if value is not None}
 
 
-def _common(series: Sequence[Series]) -> dict[str, object]:
-    return reduce(
-        lambda known, more: {k: v for k, v in known.items() if more.get(k) == v},
-        map(_factors, series[1:]), _factors(series[0]) if series else {},
-    )  # fmt: skip
+def _common(every: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    first = every[0] if every else {}
+    return {k: v for k, v in first.items() if all(more.get(k) == v for more in every)}
 
 
 def factors_text(factors: Mapping[str, object], bare: Collection[str] = ()) -> str:
