@@ -150,7 +150,7 @@ def test_a_step_that_fails_leaves_nothing_behind():
     [
         ({"seconds": 0}, "seconds=0 is not"),
         ({"samples": 1.5}, "samples=1.5 is not"),
-        ({"samples": 2, "batches": [(torch.ones(8, 8), torch.ones(8))]}, "hold 8 items"),
+        ({"samples": 2, "batches": [(torch.ones(8, 8), torch.ones(8))]}, "holds 8 items"),
         ({"batches": []}, "is empty"),
         ({"out": "nowhere/record.json"}, "the folder of out="),
         ({"step": 1}, "step is a int"),

@@ -234,5 +234,5 @@ def test_a_floor_of_bandwidth_is_a_part_of_the_screening():
     asked = {"preflight": True, "screen": True, "min_all_reduce_gb_per_s": 10}
     first = jobs(campaign_of(jobs=asked), site_of(), FOLDER)[0]
     assert first.screen == ("--device=cuda", "--floor-gb-per-s=10")
-    with pytest.raises(ValueError, match="set screen = true"):
+    with pytest.raises(ValueError, match="needs screen = true"):
         campaign_of(jobs=asked | {"screen": False})

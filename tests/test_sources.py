@@ -95,7 +95,7 @@ def test_a_folder_of_campaigns_or_sessions_names_them(tmp_path):
 
 @pytest.mark.parametrize(
     ("campaign", "sentence"),
-    [("[]", "not a campaign"), ('{"schema": 7}', "schema is 7"),
+    [("[]", "not a campaign"), ('{"schema": 7}', "schema 7"),
      ('{"schema": 1, "launches": [3]}', r"launches\[0\] is 3"), ("{", "truncated"),
      ('{"schema": 1, "launches": [{"name": "w4-r0", "world_size": [4]}]}',
       r"launches\[0\].world_size is \[4\]"),

@@ -325,7 +325,7 @@ def test_a_run_stopped_within_an_epoch_is_kept_and_not_gone_on_from(tmp_path):
     assert train(tmp_path / "run", max_steps=15).step_losses == stopped.step_losses
     # 35 of 36 updates: all epochs were begun, so only the count of updates shows what is missing.
     train(tmp_path / "nearly", max_steps=35)
-    sentence = "nearly stopped after 35 updates, within an epoch of 12, .*--max-steps 35 to keep"
+    sentence = "nearly stopped after 35 updates, within an epoch of 12 .*--max-steps 35 to keep"
     for more in (36, None):
         with pytest.raises(ValueError, match=sentence):
             train(tmp_path / "nearly", max_steps=more)
@@ -333,7 +333,7 @@ def test_a_run_stopped_within_an_epoch_is_kept_and_not_gone_on_from(tmp_path):
 
 def test_a_validation_that_is_no_number_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "_sums", lambda _, *values: [math.nan for _ in values])
-    with pytest.raises(RuntimeError, match="the validation loss is nan; lower --lr"):
+    with pytest.raises(RuntimeError, match="the validation loss is nan; lower the learning rate"):
         train(tmp_path)
     assert not (tmp_path / "checkpoint.pt").exists()
 

@@ -212,7 +212,7 @@ OPTIONS = {
     "explain: an own script": Row("explain train.py", "lockstep.explain(step, model=ddp,"),
     "name: built-in site": Row("init --site exmple", "exmple example"),
     "workload: unknown": Row("run smoke --workload nosuchmodel", "'nosuchmodel'"),
-    "workload: depth": Row("run smoke --workload mlp:depth=0", "mlp:depth=0 depth >= 1"),
+    "workload: depth": Row("run smoke --workload mlp:depth=0", "mlp:depth=0 depth from 1"),
     "workload: no value": Row("run smoke -n --workload mlp:depth", "mlp:depth"),
     "workload: exits": Row("run smoke -n --workload sys:exit", "sys:exit SystemExit"),
     "workload: a command": Row("run smoke -n --workload os:system", "os:system TypeError"),
