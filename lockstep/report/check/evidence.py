@@ -228,7 +228,7 @@ class Rule:
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         """Yield the findings; those that differ only in their launches are merged."""
         alike: dict[tuple[Any, ...], list[Finding]] = {}
-        items = [evidence] if self.over == "evidence" else getattr(evidence, self.over)
+        items: Any = [evidence] if self.over == "evidence" else getattr(evidence, self.over)
         of_items = (starmap if self.over == "points" else map)(self.check, items)
         for item, of_item in zip(items, of_items, strict=True):
             for finding in of_item:
