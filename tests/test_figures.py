@@ -40,7 +40,8 @@ def test_every_study_has_its_figure(specs):
     assert set(specs) == {
         "strong-throughput", "strong-speedup", "strong-efficiency", "weak-step-time",
         "weak-efficiency",
-        "precision-0", "bucket-0", "loader-0", "sensitivity-0", "collective-bandwidth",
+        *(f"{study}-{number}" for study in ("precision", "bucket", "loader", "sensitivity")
+          for number in (0, 1)), "collective-bandwidth",
     }  # fmt: skip
 
 
