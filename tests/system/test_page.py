@@ -150,10 +150,10 @@ def built(measured, tmp_path_factory):
     def build(name):
         if name not in folders:
             folders[name] = folder = tmp_path_factory.mktemp(name)
-            if name == "compared":  # two real campaigns of another precision
-                trees = [measured / each for each in ("fp32", "bf16")]
+            if name == "compared":  # two real campaigns of another batch
+                trees = [measured / each for each in ("fp32", "batch")]
                 target = folder / "page.html"
-                commands.run(compare, *trees, "--allow", "precision", "--html", target)
+                commands.run(compare, *trees, "--allow", "batch", "--html", target)
             else:
                 campaign = results_of(name, folder / "results", measured)
                 text = html(page(evaluate(load([campaign])), 0.7))
