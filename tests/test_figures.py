@@ -120,8 +120,8 @@ def test_a_figure_holds_six_series_and_says_which_it_leaves_out(tmp_path):
     panel = panels(results, series_of(results.rows), 0.7)[0]
     assert [len(spec["series"]) for spec in panel["figures"]] == [6, 6, 6]
     assert "leave out mlp, i=6, mlp, i=7" in panel["notes"][0]
-    # Three of each series: its scaling, what it takes, and which size suits which purpose.
-    assert len(panel["tables"]) == 24
+    # Two of each series: its scaling, and what it takes. One launch shows no size for a purpose.
+    assert len(panel["tables"]) == 16
 
 
 def test_figures_are_written_in_every_format_with_their_basis_and_the_same_bytes(tmp_path):

@@ -62,7 +62,7 @@ def test_what_fits_is_let_through_and_what_does_not_names_the_rank_with_the_leas
     needed = {"a model": 3 * 2**30}
     memory.refuse_beyond(room, needed, CPU)
     needs = r"^rank 1 on n2 needs 3\.0 GiB for a model and 1\.0 GiB for a batch, but .*"
-    for device, left in ((CPU, "its share .* is only"), (torch.device("cuda"), "")):
+    for device, left in ((CPU, "the rank's share .* is only"), (torch.device("cuda"), "")):
         with pytest.raises(ValueError, match=rf"{needs}{left} ?3\.0 GiB"):
             memory.refuse_beyond(room, needed | {"a batch": 2**30}, device)
 

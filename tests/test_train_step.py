@@ -187,8 +187,8 @@ def test_a_step_sets_the_precision_switches_and_a_case_restores_them(one_rank):
     [
         ("fp32", (7, 5), None),
         ("fp16", (7, 5), None),
-        ("tf32", (7, 5), "capability 8.0 or newer; this rank runs on capability 7.5"),
-        ("bf16", (7, 5), "capability 8.0 or newer; this rank runs on capability 7.5"),
+        ("tf32", (7, 5), "capability 8.0 or newer; this rank runs on compute capability 7.5"),
+        ("bf16", (7, 5), "capability 8.0 or newer; this rank runs on compute capability 7.5"),
         ("tf32", (8, 0), None),
         ("bf16", (8, 0), None),
         ("bf16", (12, 0), None),

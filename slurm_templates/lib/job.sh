@@ -526,7 +526,8 @@ lockstep_profiled() { # lockstep_profiled FOLDER: set what each rank runs under;
         ncu) # all sections, which also count FLOP and bytes of memory
             tool=(ncu --target-processes=all --set=full "${ncu_options[@]}" --force-overwrite
                 --export="$output") ;;
-        perf) # names no files by rank itself
+        perf) # cannot name files by rank itself
+            # shellcheck disable=SC2016  # each rank expands it
             tool=(bash -c 'exec perf record -g --output="$0/step-$SLURM_STEP_ID-rank-${RANK:-$SLURM_PROCID}.data" "$@"'
                 "$1" --) ;;
         *) tool=() ;;
