@@ -207,7 +207,7 @@ def test_a_break_is_not_bridged():
     found = predict(known, 64)
     alone = foretell(ladder({p: cliff[p] for p in (8, 16, 32)}), 64, 0.9, LEARNED)
     assert (found.value, found.low) == pytest.approx((alone.value, alone.low))
-    assert found.warnings[-1].startswith("the curve breaks at 8, so only that size and larger")
+    assert found.warnings[-1].startswith("the curve breaks at world size 8, so only that size")
 
 
 @pytest.mark.parametrize(

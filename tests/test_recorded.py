@@ -48,7 +48,7 @@ def test_the_demo_that_ships_prints_what_the_tutorial_shows(tmp_path):
     blocks = re.findall(r"^```text\n(.*?)^```", TUTORIAL.read_text(), re.M | re.S)
     assert len(blocks) == 2
     assert [block for block in blocks if block not in ended.stdout] == []
-    (claim,) = re.findall(r"^Two of these nodes give .*$", README.read_text(), re.M)
+    (claim,) = re.findall(r"^Two simulated nodes give .*$", README.read_text(), re.M)
     for shown in ("1.58x", "101 ms", "254 ms"):
         assert shown in claim and shown in re.sub(r"\s+", " ", ended.stdout)
 

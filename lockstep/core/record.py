@@ -83,7 +83,7 @@ class Checkpoints:
     last: str | None = about("File of the last epoch, from which a resumed run continues.")
     best: str | None = about("File with the parameters of the epoch with the best accuracy.")
     kept: list[str] = about_list(
-        "Files with the parameters of every n-th epoch; empty without checkpoint_every."
+        "Files with the parameters of every n-th epoch. Without checkpoint_every the list is empty."
     )
 
 

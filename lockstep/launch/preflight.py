@@ -228,9 +228,9 @@ def resumable(
         then, source = record.get("workload_sha256"), sources.get(case)
         if then and source and then != source:  # the same name would mean two models
             raise ValueError(
-                f"{path} holds {case}, but the source code of workload {record.get('workload')} "
-                f"has changed since then (workload_sha256 was {then[:12]}, now {source[:12]}); "
-                "undo the change, or measure into another folder"
+                f"{path} has a result of {case}, but the source code of workload "
+                f"{record.get('workload')} has changed since that measurement; undo the change, or "
+                f"measure into another folder (workload_sha256 was {then[:12]}, now {source[:12]})"
             )
     begun = {in_flight: "begin"} if in_flight else {}
     return Before(journal.settled_outcomes(path) | begun, block.get("order_seed"))

@@ -175,7 +175,7 @@ class Tracing:
         terminalreporter.section("traces of rank 0; open them in ui.perfetto.dev")
         for line in self.lines:
             terminalreporter.write_line(line)
-        terminalreporter.write_line("Tracing slows the steps in these tables; no result was kept.")
+        terminalreporter.write_line("Tracing slows the steps, so these traces are no results.")
 
     @contextmanager
     def _trace(self, item: pytest.Item, harness: Harness | None) -> Iterator[None]:

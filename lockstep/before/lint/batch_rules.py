@@ -144,7 +144,8 @@ def workers_against_gpus(job: Job) -> Iterator[Hit]:
             yield Hit(command.line, fact, f"set --nproc-per-node={gpus}", "warning")
 
 
-@BATCH.rule("WORLD-SIZE", "error", "the ranks wait for missing ranks, or some ranks are refused",
+@BATCH.rule("WORLD-SIZE", "error",
+            "if it is too large, ranks wait for others that never start; if too small, ranks fail",
             'set WORLD_SIZE from Slurm: export WORLD_SIZE="$SLURM_NTASKS"')  # fmt: skip
 def world_size(job: Job) -> Iterator[Hit]:
     if any(torch_launcher(command.tokens) for command in job.commands):

@@ -357,7 +357,8 @@ def gloo_for_gpus(script: Script) -> Iterator[Hit]:
             yield Hit(call.lineno, "the backend is gloo, but tensors are on GPUs")
 
 
-@TRAINING.rule("RANK-COLLECTIVE", "error", "the other ranks wait in this call until they time out",
+@TRAINING.rule("RANK-COLLECTIVE", "error",
+               "some ranks make this call and wait for those that do not, until they time out",
                "call the collective on every rank; only output may depend on the rank")  # fmt: skip
 def some_ranks_only(script: Script) -> Iterator[Hit]:
     """Yield collective calls, including DDP's forward, that not every rank makes."""

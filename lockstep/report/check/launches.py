@@ -199,7 +199,7 @@ def duplicates(evidence: Evidence) -> Iterator[Finding]:
 
 @rule("unit", "error",
       "no machine varies this much, so one value and its ratios are wrong",
-      "check the units, then import or measure the wrong value again")  # fmt: skip
+      "check both units, and correct the wrong value: import or measure it again")  # fmt: skip
 def other_unit(evidence: Evidence) -> Iterator[Finding]:
     """Launches of one point, or ranks of two sizes, differ by a factor of 100 or more."""
     ask = "one value may be in another unit, such as milliseconds instead of seconds"

@@ -251,8 +251,8 @@ def _timing(measured: Sequence[Point]) -> Verdict:
     if timed:
         units = dict.fromkeys("epoch" if row.training else "round" for row in timed)
         texts.append(
-            f"Lockstep timed {share} by {' or '.join(units)} after a barrier, with one device "
-            "synchronisation; the slowest rank counts"
+            f"in {share}, each {' or '.join(units)} was timed from a barrier to one device "
+            "synchronisation at its end, on the slowest rank"
         )
     if count := sum(bool(row.program) for row in rows):
         texts.append(

@@ -472,7 +472,7 @@ def _warnings(ladder: Ladder, at: int) -> Iterator[str]:
             "the first size on two nodes or on a saturated network"
         )
     if at > largest and ladder.breaks:
-        broken = f"the curve breaks at {ladder.breaks[-1].world_size}"
+        broken = f"the curve breaks at world size {ladder.breaks[-1].world_size}"
         if used_from(ladder):
             yield f"{broken}, so only that size and larger ones are used"
         else:
