@@ -304,6 +304,16 @@ def test_a_headline_names_the_loss_and_then_what_the_baseline_waits_for_as_well(
     )
 
 
+def test_a_baseline_of_one_rank_is_said_to_wait_for_no_communication():
+    # A fixed cost is lost most, but the card names waits of a quarter of the step before it.
+    alone = {"full": steady(1.0), "own": steady(0.98), "half": steady(0.931)}
+    both = {"full": steady(1.2, 8), "own": steady(0.84, 8)}
+    series = ladder("strong", [(1, 1.0, alone), (8, 1.2, both)])
+    assert why(series)[1][0] != "exposed"
+    assert quantities.find_bottleneck(series, series.points[1]).named[0].cause == "exposed"
+    assert reason(series, series.points[1]).as_baseline is None
+
+
 def waits(full, resident=0.6):
     return {"full": full, "resident": resident, "own": 0.6}
 

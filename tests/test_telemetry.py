@@ -98,10 +98,10 @@ def test_a_busy_child_is_apart_from_the_process():
     watch = Telemetry([Host()], interval_s=0.1)
     with watch:
         time.sleep(BUSY_S)
-    child.kill()
-    child.communicate()
+        child.kill()
+        child.communicate()
     facts = watch.facts()
-    assert 0 < facts["child_cores"] <= 1.2
+    assert 0 < facts["child_cores"] <= 1.2, "with a child that ended meanwhile"
     assert facts["cpu_s"] >= facts["child_cores"] * facts["elapsed_s"] * 0.99
     assert "child_s" not in facts
 
@@ -109,12 +109,15 @@ def test_a_busy_child_is_apart_from_the_process():
 def test_the_loopback_sends_nothing_to_other_hosts(tmp_path, monkeypatch):
     counters = {name: SimpleNamespace(bytes_sent=sent) for name, sent in SENT.items()}
     monkeypatch.setattr(psutil, "net_io_counters", lambda **_: counters)
-    assert network.interfaces_sent_bytes(tmp_path) == SENT["eth0"] + SENT["veth1"]
-    (tmp_path / "net" / "eth0" / "device").mkdir(parents=True)
-    assert network.interfaces_sent_bytes(tmp_path) == SENT["eth0"], "a device, and no bridge to it"
+    assert network.interfaces_sent_bytes(tmp_path) == sum(SENT.values()) - SENT["lo"]
+    for name, kind in (("eth0", "1"), ("ib0", "32")):
+        (tmp_path / "net" / name / "device").mkdir(parents=True)
+        (tmp_path / "net" / name / "type").write_text(f"{kind}\n")
+    (tmp_path / "net" / "bond0" / "bonding").mkdir(parents=True)
+    assert network.interfaces_sent_bytes(tmp_path) == SENT["eth0"], "no bond, bridge or InfiniBand"
 
 
-SENT = {"lo": 1000, "eth0": 10, "veth1": 1}
+SENT = {"lo": 1000, "eth0": 10, "veth1": 1, "bond0": 10, "ib0": 7}
 
 
 def test_a_system_without_masks_of_cores_counts_them_all(monkeypatch):

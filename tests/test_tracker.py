@@ -184,9 +184,10 @@ def test_the_paths_of_the_http_interface_are_the_servers(folder):
         at = tracked.Tracker(kind="http", uri=tracker.uri, routes=routes)
         assert sending.send(folder, at).kind == "sent"
         assert (tracker.problems, len(tracker.runs)) == ([], 5)
-    for wrong in ("runs", "/runs/{name}", "/runs?a=1"):
+    wrong = {"run": ("runs", "/runs/{name}", "/runs?a=1", "/runs/{id}"), "metrics": ("/metrics",)}
+    for name, route in ((name, route) for name, routes in wrong.items() for route in routes):
         with pytest.raises(ValueError, match="a route begins with /"):
-            tracked.Routes(run=wrong)
+            tracked.Routes(**{name: route})
 
 
 @pytest.mark.parametrize("dies_after", [1, 2, 7, 16])

@@ -38,6 +38,7 @@ def read_text(path: str | Path) -> str | None:
 
 
 CLASSES = Path("/sys/class")
+ARPHRD_INFINIBAND = "32"  # include/uapi/linux/if_arp.h
 
 
 @dataclass(frozen=True)
@@ -140,11 +141,14 @@ def sent_bytes(classes: Path = CLASSES) -> int | None:
 def interfaces_sent_bytes(classes: Path = CLASSES) -> int | None:
     """Return what the network devices of this host have sent, by any process; None without one.
 
-    In a network namespace without devices, all interfaces but the loopback count.
+    A bond's traffic is counted at its devices, and IP over InfiniBand at the ports. In a network
+    namespace without devices, all interfaces but the loopback count.
     """
     counters = psutil.net_io_counters(pernic=True)
-    devices = [link.name for link in interfaces(classes) if link.is_hardware]
-    names = devices or [name for name in counters if name != "lo"]
+    devices = [path.parent for path in (classes / "net").glob("*/device")]
+    names = [path.name for path in devices if read_text(path / "type") != ARPHRD_INFINIBAND]
+    if not devices:
+        names = [name for name in counters if name != "lo"]
     counts = [counters[name].bytes_sent for name in names if name in counters]
     return sum(counts) if counts else None
 

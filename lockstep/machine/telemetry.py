@@ -22,7 +22,7 @@ AMD's GPUs some of amdsmi's, of the rank's own device; those of the CPU come bes
     throttled_s             time for which the control group's CPU quota stopped its tasks, the mean
                             over the cores that this rank may run on
     child_cores             cores kept busy by processes that this one started, such as workers of
-                            a data loader; those that ended meanwhile are left out
+                            a data loader
     fabric_sent_gb_per_s    what all InfiniBand ports of the host sent, by any process
     sockets_sent_gb_per_s   what all other network devices of the host sent, by any process
     elapsed_s               duration of the sampling
@@ -158,7 +158,9 @@ class Host:
 
     def totals(self) -> Numbers:
         """Return the CPU time of this process and its children, and of the cores."""
-        own_s, child_s = sum(self._process.cpu_times()[:4]), 0.0  # user, system, ended children
+        # User and system time, each of the process and of its children that have ended.
+        own = self._process.cpu_times()
+        own_s, child_s = sum(own[:2]), sum(own[2:4])
         for process in descendants():
             with contextlib.suppress(psutil.Error):
                 child_s += sum(process.cpu_times()[:4])
@@ -289,7 +291,7 @@ class Telemetry:
         for name, (rate, unit) in RATES.items():
             amount = grown.pop(name, None)
             if amount is not None and elapsed_s:
-                grown[rate] = max(amount, 0.0) / elapsed_s / unit
+                grown[rate] = amount / elapsed_s / unit
         return spans | {name: shorten(value) for name, value in grown.items()}
 
     def _watch(self) -> None:

@@ -149,7 +149,7 @@ def parts_and_loss(series: Series, point: Point) -> tuple[tuple[Part, ...], Loss
     card = _bound(series, point, series.base)
     if card is None or card.is_unlike:
         return (), None
-    return _parts(card), _loss(series, point, card)
+    return _parts(card), _loss(series, point, card, _base_card(series, point))
 
 
 def _parts(card: Bound) -> tuple[Part, ...]:
@@ -162,16 +162,21 @@ def _parts(card: Bound) -> tuple[Part, ...]:
     )  # fmt: skip
 
 
-def _loss(series: Series, point: Point, card: Bound) -> Loss | None:
-    """Return the loss of a point; None for the baseline.
+def _base_card(series: Series, point: Point) -> Bound | None:
+    """Return the baseline's bottleneck; None where the point is the baseline."""
+    return None if point is series.base else _bound(series, series.base, None)
+
+
+def _loss(series: Series, point: Point, card: Bound, base_card: Bound | None) -> Loss | None:
+    """Return the loss of a point; None without the baseline's bottleneck.
 
     With f the ideal step over the baseline's, a cause that the baseline has, too, loses its time
     minus f times its time there; all other causes of the card lose their time. What is left of the
     whole loss, s - f s0, is that of `own`, so that 1 - loss / s is the efficiency.
     """
     step_s, base_s = point.step_s, series.base.step_s
-    here, base, base_card = _splits(point), _splits(series.base), _bound(series, series.base, None)
-    if point is series.base or not (here and base and base_card and step_s and base_s):
+    here, base = _splits(point), _splits(series.base)
+    if not (here and base and base_card and step_s and base_s):
         return None
     factor = _ideal(series, point)
     whole_s = step_s - factor * base_s
@@ -213,8 +218,11 @@ def reason(series: Series, point: Point) -> Reason | None:
     The causes are those of the card that are shown, and `own`, if the loss to each is shown and
     notable. What the baseline has as well, such as waits for input, is not lost to scaling.
     """
-    bottleneck = _bound(series, point, series.base)
-    if bottleneck is None or (lost := _loss(series, point, bottleneck)) is None:
+    bottleneck, base_card = _bound(series, point, series.base), _base_card(series, point)
+    if bottleneck is None or base_card is None:
+        return None
+    lost = _loss(series, point, bottleneck, base_card)
+    if lost is None:
         return None
     shown = {"own", *(share.cause for share in bottleneck.named)}
     named = [
@@ -228,10 +236,10 @@ def reason(series: Series, point: Point) -> Reason | None:
     kind: Kind = "named" if named and lost.seconds > 0 else "open"
     if lost.interval and lost.interval[1] < NOTABLE * lost.step_s:
         kind = "little"
-    first = bottleneck.named[0] if bottleneck.named else None
+    first, of_base = bottleneck.named[:1], {share.cause for share in base_card.named}
     as_baseline = None
-    if first and first.cause in OF_BASELINE and (not named or named[0].cause != first.cause):
-        as_baseline = next(part for part in _parts(bottleneck) if part.cause == first.cause)
+    if first and first[0].cause in of_base and (not named or named[0].cause != first[0].cause):
+        as_baseline = next(part for part in _parts(bottleneck) if part.cause == first[0].cause)
     return Reason(kind, lost, tuple(named), as_baseline)
 
 

@@ -226,6 +226,8 @@ def _checked_case(block: Any, where: str) -> CaseRecord:
         ValueError: Its ranks differ in rounds, steps or turns.
     """
     case = check_value(CaseRecord, block, where)
+    if later := {key: value for key, value in block.items() if key not in _CASE_FIELDS}:
+        case = replace(case, details=later | case.details)
     check_value(Details, case.factors, where)
     details = check_value(Details, case.details, where)
     for what, ranks in (("rounds", case.rank_round_s), ("steps alone", details.rank_alone_s or [])):
@@ -243,8 +245,7 @@ def _checked_case(block: Any, where: str) -> CaseRecord:
             f"{where}: the timed variants of the step differ in their numbers of ranks or turns; "
             "measure again"
         )
-    later = {key: value for key, value in block.items() if key not in _CASE_FIELDS}
-    return replace(case, details=later | case.details) if later else case
+    return case
 
 
 def _measured_rows(launch: str, cases: Mapping[str, CaseRecord]) -> Sequence[Row]:

@@ -86,8 +86,8 @@ class Profile:
         busy_s: Kind of work -> seconds in the whole file, if it has only sums.
         kernels: The longest first.
         device: The GPU's name, if the file has it.
-        spans: All that ran; empty if the file has only sums.
-        steps: Begin and end of each step.
+        step: Begin and end of the step of median duration; None if the file has only sums.
+        spans: All that ran in that step.
     """
 
     path: Path
@@ -97,8 +97,8 @@ class Profile:
     busy_s: dict[str, float] = field(default_factory=dict)
     kernels: Sequence[Kernel] = ()
     device: str | None = None
+    step: Range | None = None
     spans: Sequence[Span] = ()
-    steps: Sequence[Range] = ()
 
 
 def read(path: Path) -> Profile:
@@ -210,8 +210,10 @@ def _profile(
             times.setdefault(name or "unnamed", []).append(span.end_s - span.begin_s)
     kernels = [Kernel(name, len(own), sum(own)) for name, own in times.items()]
     kernels.sort(key=lambda kernel: -kernel.seconds)
+    begin_s, end_s = step = sorted(steps, key=lambda each: each[1] - each[0])[len(steps) // 2]
+    shown = [span for span in spans if span.begin_s < end_s and span.end_s > begin_s]
     shares = phases.phases(spans, steps)
-    return Profile(path, rank, tool, shares, kernels=kernels, spans=spans, steps=steps)
+    return Profile(path, rank, tool, shares, kernels=kernels, step=step, spans=shown)
 
 
 def _from_sqlite(path: Path) -> Profile:

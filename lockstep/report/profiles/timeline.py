@@ -27,10 +27,13 @@ def draw(profiles: Sequence[Profile], to: Path) -> None:
 
     if to.suffix not in ENDINGS:
         raise ValueError(f"{to}: a timeline ends in {', '.join(ENDINGS)}")
-    drawn = [each for each in profiles if each.steps]
+    drawn = [(each, each.step) for each in profiles if each.step]
     if not drawn:
         raise ValueError("no file has the spans of a step; give a trace, or nsys's sqlite export")
-    lanes = [list(dict.fromkeys(span.part for span in each.spans)) for each in drawn]
+    titles = [title(each) for each, _ in drawn]
+    if len(set(titles)) < len(titles):
+        titles = [each.path.name for each, _ in drawn]
+    lanes = [list(dict.fromkeys(span.part for span in each.spans)) for each, _ in drawn]
     figure = Figure(
         figsize=(INCHES[0], INCHES[1] * sum(map(len, lanes)) + len(drawn)), layout="constrained"
     )
@@ -38,21 +41,18 @@ def draw(profiles: Sequence[Profile], to: Path) -> None:
     every = figure.subplots(
         len(drawn), sharex=True, squeeze=False, height_ratios=[len(own) + 1 for own in lanes]
     )
-    longest_s = 0.0
-    for axes, each, own in zip(every[:, 0], drawn, lanes, strict=True):
-        steps = sorted(each.steps, key=lambda step: step[1] - step[0])
-        begin_s, end_s = steps[len(steps) // 2]
-        longest_s = max(longest_s, end_s - begin_s)
+    for axes, (each, (begin_s, end_s)), own, name in zip(
+        every[:, 0], drawn, lanes, titles, strict=True
+    ):
         for span in each.spans:
             low, high = max(span.begin_s, begin_s), min(span.end_s, end_s)
-            if low < high:
-                axes.barh(
-                    own.index(span.part), MILLI * (high - low), LANE, MILLI * (low - begin_s),
-                    color=COLOURS[span.kind],
-                )  # fmt: skip
+            axes.barh(
+                own.index(span.part), MILLI * (high - low), LANE, MILLI * (low - begin_s),
+                color=COLOURS[span.kind],
+            )  # fmt: skip
         axes.set_yticks(range(len(own)), own)
         axes.invert_yaxis()
-        axes.set_title(f"{title(each)}: {MILLI * (end_s - begin_s):.4g} ms", loc="left")
-    every[-1, 0].set_xlim(0, MILLI * longest_s)
+        axes.set_title(f"{name}: {MILLI * (end_s - begin_s):.4g} ms", loc="left")
+    every[-1, 0].set_xlim(0, MILLI * max(end_s - begin_s for _, (begin_s, end_s) in drawn))
     every[-1, 0].set_xlabel("Time in the step (ms)")
     figure.savefig(to)

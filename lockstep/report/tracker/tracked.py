@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from lockstep import content
 from lockstep.core import files, inputs
@@ -145,9 +153,13 @@ def _address(text: str) -> str:
     return text.rstrip("/")
 
 
-def _route(text: str) -> str:
-    if not text.startswith("/") or set("{} ?#") & set(re.sub(r"\{(experiment|id)\}", "", text)):
-        raise ValueError("a route begins with / and may contain {experiment} and {id}")
+def _route(text: str, info: ValidationInfo) -> str:
+    names = re.findall(r"\{(.*?)\}", text)
+    is_known = set(names) <= {"experiment", "id"} and ("id" in names) == (info.field_name != "run")
+    if not text.startswith("/") or not is_known or set("{} ?#") & set(re.sub(r"\{.*?\}", "", text)):
+        raise ValueError(
+            "a route begins with / and may contain {experiment}; all but run must contain {id}"
+        )
     return text
 
 
