@@ -112,7 +112,7 @@ def test_a_repository_s_own_test_becomes_a_ladder_and_a_page(installed, reposito
     before = git(repository, "rev-parse", "HEAD")
     git(repository, "commit", "--quiet", "--allow-empty", "-m", "Change")
     again = run(installed, repository, "lockstep", "run", *ladder)
-    assert "all 2 launches complete" in again.stderr
+    assert "all 2 launches are complete" in again.stderr
     assert before in again.stderr
 
 
