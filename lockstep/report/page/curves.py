@@ -351,9 +351,9 @@ LOSS_NOTE = (
     "of the card, scaled to this median. They are means over turns of three kinds: the step, the "
     "step without gradient synchronisation, and the latter on half of the batch. Compute is the "
     "time of a rank that never waits, minus the other parts. A loss is a part's time minus its "
-    "share of the baseline's time. A baseline of one rank separates DDP's own work from "
-    "communication. DDP's own work and the fixed cost count only as far as more ranks do not share "
-    "them. The ideal step is the baseline's share; compute is longer where ranks share cores."
+    "share of the baseline's time, at least 0. A baseline of one rank separates DDP's own work "
+    "from communication. DDP's own work and the fixed cost count only as far as more ranks do not "
+    "share them. The ideal step is the baseline's share; compute is longer where ranks share cores."
 )
 PHASE_COLUMNS = (
     "Ranks", "Data (ms)", "Forward (ms)", "Backward (ms)", "Optimizer (ms)",
