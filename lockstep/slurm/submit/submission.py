@@ -15,6 +15,7 @@ from lockstep.campaign.campaign import Campaign, Launch
 from lockstep.core import files, journal
 from lockstep.core.formats import clock, counted, listed
 from lockstep.core.record import KEY
+from lockstep.report.load.contents import ADDED_KEYS
 from lockstep.slurm import client as slurm
 from lockstep.slurm.site import Site
 from lockstep.slurm.status.sent import Results, find_open
@@ -185,9 +186,7 @@ def read_stored(results: Results) -> tuple[Campaign, Site]:
             "continue with lockstep run" if ran_here else "run lockstep submit CAMPAIGN --site SITE"
         )
         raise ValueError(f"{results.path}: no jobs were submitted from here; {todo}")
-    # Keys of campaign.json that a campaign file does not have; older folders have "on_end".
-    others = ("launches", "left_out", "dropped", "on_end")
-    kept = {key: value for key, value in campaign.items() if key not in others}
+    kept = {key: value for key, value in campaign.items() if key not in ADDED_KEYS}
     try:
         return Campaign.model_validate(kept), stored_site(results)
     except ValueError:
