@@ -124,6 +124,12 @@ class Work:
         )
         return replace(self, campaign=campaign, dropped=dropped)
 
+    @property
+    def first(self) -> list[Launch]:
+        """The missing launches of the first repeat of the smallest world size."""
+        size = min(self.campaign.world_sizes)
+        return [each for each in self.missing if (each.world_size, each.repeat) == (size, 0)]
+
     def least_budget(self) -> str:
         """Return the value of --budget that holds one repeat of the smallest world size."""
         unit, size = self.unit, min(self.campaign.world_sizes)
