@@ -358,22 +358,18 @@ UNKNOWN = State("unknown")
 
 def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
     """Run a command of Slurm and return its output, by default in the formats of `ENVIRONMENT`."""
+    require(command[0])
     environ = environment() | ENVIRONMENT if environ is None else environ
     if command[0] == "sacct":  # the only command that does not read SLURM_CLUSTERS
         command = (command[0], *cluster_options(), *command[1:])
     conf = environ.get("SLURM_CONF")
-    if conf and not Path(conf).exists():  # Slurm's commands would wait a minute for it
+    # Slurm's commands would wait a minute for it. Path.exists raises for a folder that is closed.
+    if conf and not os.path.exists(conf):  # noqa: PTH110
         raise RuntimeError(
-            f"{command[0]} cannot run, because SLURM_CONF is {conf}, which does not exist; unset "
-            "it, or set it to the path of the cluster's slurm.conf"
+            f"{command[0]} cannot run, because SLURM_CONF is {conf}, which does not exist or "
+            "cannot be reached; unset it, or set it to the path of the cluster's slurm.conf"
         )
-    try:
-        limit_s = TIMEOUTS_S.get(command[0], TIMEOUT_S)
-        ended = processes.run(command, limit_s, environ=environ)
-    except processes.CommandError as error:
-        if error.kind == "absent":
-            raise NotInstalledError(command[0]) from None
-        raise
+    ended = processes.run(command, TIMEOUTS_S.get(command[0], TIMEOUT_S), environ=environ)
     if ended.code:
         failure = NoAccountingError if NO_ACCOUNTING in ended.errors else FailedError
         raise failure(command[0], ended.errors, ended.code)
