@@ -120,6 +120,7 @@ def test_the_elements_of_an_array_are_counted_out(text, elements):
 )
 def test_why_a_job_waits_is_said_in_plain_words(reason, words):
     meaning = slurm.State("PENDING", reason).meaning
+    assert meaning.startswith("the job waits: ")
     assert words in meaning
     assert reason == "Priority" or reason.strip("()") in meaning  # Slurm's own word is kept
 
