@@ -25,13 +25,12 @@ def test_errors_may_come_among_the_output_and_need_no_encoding():
 
 
 @pytest.mark.parametrize(
-    ("command", "timeout_s", "kind"),
-    [(["/no/such/program"], 60, "absent"), ([*SHELL, "exec sleep 60"], 0.1, "late")],
+    ("command", "timeout_s", "message"),
+    [(["/no/such/program"], 60, "No such file"), ([*SHELL, "exec sleep 60"], 0.1, "did not end")],
 )
-def test_a_command_that_does_not_end_is_an_error_of_its_kind(command, timeout_s, kind):
-    with pytest.raises(CommandError, match=command[0]) as raised:
+def test_a_command_that_does_not_end_is_an_error(command, timeout_s, message):
+    with pytest.raises(CommandError, match=f"{command[0]}.*{message}"):
         processes.run(command, timeout_s)
-    assert raised.value.kind == kind
     assert processes.answer(command, timeout_s) is None
 
 

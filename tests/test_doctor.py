@@ -604,8 +604,8 @@ def test_a_queue_that_is_too_long_is_left(tmp_path, stand_in, monkeypatch, trap,
 
 def test_long_checks_are_said_on_standard_error_but_not_to_a_program(monkeypatch):
     def examine(_, say):
-        say("Threads")
-        say("Slurm")
+        for name in ("Threads", "Slurm"):
+            say(name, CHECKS[name][1])
         return diagnosed()
 
     monkeypatch.setattr(cluster_checks, "examine", examine)

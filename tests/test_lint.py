@@ -373,12 +373,16 @@ def test_costly_and_wrong_launches_are_found_and_usual_ones_are_not(text, rule):
 
 def test_python_without_srun_is_told_of_its_tasks_and_of_its_gpus():
     text = f"{HEAD}{TWO_NODES}#SBATCH --gpus-per-node=8\npython train_ddp.py\n"
-    assert names(text) == {"NO-SRUN", "TASKS-GPUS"}
+    found = {one.rule: one.message for one in findings(text)}
+    assert found.keys() == {"NO-SRUN", "TASKS-GPUS"}
+    assert "one rank starts on a node with 8 GPUs and leaves 7 idle" in found["TASKS-GPUS"]
 
 
 @pytest.mark.parametrize(("source", "severities"), [
     ("from torch.nn.parallel import DistributedDataParallel\n", ["warning"]),
     ("torch.multiprocessing.spawn(train, nprocs=4)\n", []),
+    ("import torch\nmodel = load(device_map='auto')\n", []), ("jax.pmap(step)(batch)\n", []),
+    ("print('solve')\n", ["note"]),
 ])  # fmt: skip
 def test_a_script_that_is_here_says_whether_it_starts_its_own_ranks(tmp_path, source, severities):
     (tmp_path / "a.py").write_text(source)

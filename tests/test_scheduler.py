@@ -6,7 +6,7 @@ import pytest
 from stand_ins import StandIns
 
 from lockstep.slurm import client as slurm
-from lockstep.slurm.client import FailedError
+from lockstep.slurm.client import FailedError, NotInstalledError
 
 
 @pytest.fixture
@@ -62,6 +62,8 @@ def test_a_configuration_that_is_not_there_is_not_waited_for(asked, monkeypatch,
     with pytest.raises(RuntimeError, match=r"SLURM_CONF is .*gone\.conf"):
         slurm.queue()
     assert asked.calls() == []
+    with pytest.raises(NotInstalledError):  # which callers take as a machine without Slurm
+        slurm.ask("scontrol", "ping")
 
 
 def test_neither_a_job_around_us_nor_a_user_s_own_filters_reach_slurm(asked, monkeypatch):
@@ -118,6 +120,7 @@ def test_the_elements_of_an_array_are_counted_out(text, elements):
 )
 def test_why_a_job_waits_is_said_in_plain_words(reason, words):
     meaning = slurm.State("PENDING", reason).meaning
+    assert meaning.startswith("the job waits: ")
     assert words in meaning
     assert reason == "Priority" or reason.strip("()") in meaning  # Slurm's own word is kept
 

@@ -124,6 +124,10 @@ def test_the_first_submission_of_a_plan_is_one_launch(folder):
     found = planned(folder, first.rpartition(" ")[2])
     launches = {point["world_size"]: point["num_launches"] for point in found["points"]}
     assert launches == {1: 1}
+    keep(folder / "results/ladder/launches/w1-r0/journal.jsonl", "a", "b")
+    said = lockstep("plan campaign.toml --site site.toml", folder).stdout
+    assert "so it may not fit in memory.\n" in said
+    assert "First: " not in said
 
 
 def test_placeholders_of_a_site_file_are_named_and_not_submitted(folder):

@@ -127,16 +127,17 @@ def summary(campaign: Campaign, missing: Sequence[Launch], needed: Mapping[str, 
         cases = f"{counted(most, 'case')}" if least == most else f"{least} to {most} cases"
     size, usual = campaign.measured_size(), Campaign.model_fields["repeats"].default
     total_s, why = sum(needed.values()), "estimated from earlier launches of this campaign"
-    if not needed and not campaign.command:
-        counts = [max(1, campaign.num_cases(launch.world_size)) for launch in missing]
+    if not needed and not (campaign.command or campaign.tests):
+        counts = [campaign.num_cases(launch.world_size) for launch in missing]
         total_s = sum(START_S + size.case_s * count for count in counts)
         why = f"if a case takes {size.case_s:g} s; the first case that ends shows more"
     duration = "The time needed is unknown until the first case has ended on this machine."
     if total_s:
         duration = f"The time needed is {about(total_s)}, {why}."
         if campaign.repeats < usual:
-            more = about(total_s * usual / campaign.repeats)
-            duration += f" Intervals need --repeats {usual}: {more}."
+            num_more = (usual - campaign.repeats) * len(campaign.world_sizes)
+            more_s = total_s + num_more * total_s / len(missing)
+            duration += f" Intervals need --repeats {usual}: {about(more_s)}."
     steps = size.rounds * size.steps_per_round
     times_steps = campaign.tests or {*campaign.studies} - {*TRAININGS, "command"}
     if steps < FEWEST_STEPS and times_steps:

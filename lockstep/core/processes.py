@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from lockstep.core.formats import last_line, visible
 
@@ -29,11 +29,7 @@ class Ended:
 
 
 class CommandError(RuntimeError):
-    """A command that cannot be started (`absent`), or took longer than its limit (`late`)."""
-
-    def __init__(self, message: str, kind: Literal["absent", "late"]) -> None:
-        super().__init__(message)
-        self.kind = kind
+    """A command that cannot be started, or took longer than its limit."""
 
 
 def run(
@@ -57,9 +53,9 @@ def run(
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         message = f"the command {command[0]} did not end within {timeout_s:g} s; try again later"
-        raise CommandError(message, "late") from None
+        raise CommandError(message) from None
     except OSError as error:
-        raise CommandError(f"{command[0]}: {error.strerror}", "absent") from error
+        raise CommandError(f"{command[0]}: {error.strerror}") from error
     return Ended(ended.returncode, visible(ended.stdout), visible(ended.stderr or ""))
 
 

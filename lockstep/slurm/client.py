@@ -221,18 +221,18 @@ ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
     *("PREEMPTED", "REVOKED", "TIMEOUT"),
 }
-# state -> what it means; a verb without a subject is said of the job
+# state -> what it means, as a clause with a subject
 MEANINGS = {
-    "PENDING": "waits",
+    "PENDING": "the job waits",
     "CONFIGURING": "Slurm prepares the job's nodes",
     "POWER_UP_NODE": "the job's nodes are powering up",
-    "RUNNING": "runs",
+    "RUNNING": "the job runs",
     "STALLED": "the job runs, but has written nothing for longer than a case may take",
     "SUSPENDED": "the job is suspended until Slurm resumes it",
     "STOPPED": "the job is stopped and keeps its nodes until it gets SIGCONT",
-    "SIGNALING": "gets a signal",
+    "SIGNALING": "the job gets a signal",
     "RESIZING": "the job changes its number of nodes",
-    "COMPLETING": "is ending",
+    "COMPLETING": "the job is ending",
     "EXPEDITING": "the job waits with priority to run again, because its nodes were lost",
     "REQUEUED": "the job was requeued and waits",
     "REQUEUE_FED": "the job was requeued in its federation of clusters and waits",
@@ -260,7 +260,7 @@ MEANINGS = {
 NEVER_SATISFIED = "DependencyNeverSatisfied"
 # Reasons of pending jobs for which Slurm may have planned a start.
 IN_LINE = ("None", "Priority", "Resources")
-# reason of a pending job -> plain words after "waits: ", and what to change
+# reason of a pending job -> plain words after "the job waits: ", and what to change
 REASONS = {
     "None": "Slurm has not considered the job yet",
     "Priority": "jobs with a higher priority come first",
@@ -334,7 +334,7 @@ class State:
 
     @property
     def meaning(self) -> str:
-        """The state as a phrase after "the job"."""
+        """What the state means, as a clause with a subject; `{id}` stands for the job's id."""
         if self.name in ("LOST", "unknown") and self.reason:
             return self.reason
         meaning = MEANINGS.get(self.name, f"the job's state in Slurm is {self.name}")
@@ -358,22 +358,18 @@ UNKNOWN = State("unknown")
 
 def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
     """Run a command of Slurm and return its output, by default in the formats of `ENVIRONMENT`."""
+    require(command[0])
     environ = environment() | ENVIRONMENT if environ is None else environ
     if command[0] == "sacct":  # the only command that does not read SLURM_CLUSTERS
         command = (command[0], *cluster_options(), *command[1:])
     conf = environ.get("SLURM_CONF")
-    if conf and not Path(conf).exists():  # Slurm's commands would wait a minute for it
+    # Slurm's commands would wait a minute for it. Path.exists raises for a folder that is closed.
+    if conf and not os.path.exists(conf):  # noqa: PTH110
         raise RuntimeError(
-            f"{command[0]} cannot run, because SLURM_CONF is {conf}, which does not exist; unset "
-            "it, or set it to the path of the cluster's slurm.conf"
+            f"{command[0]} cannot run, because SLURM_CONF is {conf}, which does not exist or "
+            "cannot be reached; unset it, or set it to the path of the cluster's slurm.conf"
         )
-    try:
-        limit_s = TIMEOUTS_S.get(command[0], TIMEOUT_S)
-        ended = processes.run(command, limit_s, environ=environ)
-    except processes.CommandError as error:
-        if error.kind == "absent":
-            raise NotInstalledError(command[0]) from None
-        raise
+    ended = processes.run(command, TIMEOUTS_S.get(command[0], TIMEOUT_S), environ=environ)
     if ended.code:
         failure = NoAccountingError if NO_ACCOUNTING in ended.errors else FailedError
         raise failure(command[0], ended.errors, ended.code)

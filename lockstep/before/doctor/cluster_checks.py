@@ -173,7 +173,7 @@ def fuse(subject: Subject) -> Finding:
     return _report_missing(subject, text, "ask the cluster's support to install squashfuse")
 
 
-@check("Image", "Image file")
+@check("Image", "Image file", is_long=True)
 def image(subject: Subject) -> Finding:
     path = Path(_container(subject).image)
     action = "run lockstep image build, or correct container.image in the site file"
@@ -201,7 +201,7 @@ def image(subject: Subject) -> Finding:
     return ok(f"{text}; its build record has the same sha256")
 
 
-@check("Image", "Image's Python")
+@check("Image", "Image's Python", is_long=True)
 def image_runs(subject: Subject) -> Finding:
     wanted = _container(subject)
     runtime = subject.site.gpu_runtime if subject.site and subject.wants_gpus else None
@@ -242,14 +242,10 @@ def site_file(subject: Subject) -> Finding:
     if keys := ", ".join(subject.site.to_fill_in):
         action = "fill in these keys in the site file; until then no job can be submitted"
         return missing(f"these keys are not filled in yet: {keys}", action)
-    image = subject.site.container and subject.site.container.image
-    if image and str(image).startswith("/path/to/"):
-        action = "set container.image in the site file to your own image"
-        return missing(f"container.image in the site file is still the example's: {image}", action)
     return ok("every key of the site file is filled in")
 
 
-@check("Slurm", "Slurm")
+@check("Slurm", "Slurm", is_long=True)
 def answers(subject: Subject) -> Finding:
     cluster = subject.slurm
     if isinstance(cluster, Cluster):
@@ -393,7 +389,7 @@ def job_limits(subject: Subject) -> Finding:
     return ok(texts[0], *texts[1:]) if texts else ok("your account and QOS set no limits")
 
 
-@check("Slurm", "Accounting")
+@check("Slurm", "Accounting", is_long=True)
 def accounting(subject: Subject) -> Finding:
     if not _cluster(subject).keeps_accounts:
         action = "continue, but reports will lack queue times, memory and billing"
@@ -406,7 +402,7 @@ def accounting(subject: Subject) -> Finding:
     return ok("sacct answers")
 
 
-@check("Slurm", "Nodes")
+@check("Slurm", "Nodes", is_long=True)
 def nodes(subject: Subject) -> Finding:
     site = subject.site
     if not subject.asks_nodes:
@@ -568,11 +564,11 @@ class Diagnosis:
         }  # fmt: skip
 
 
-def examine(subject: Subject, say: Callable[[str], None] = lambda _: None) -> Diagnosis:
-    """Make every check; before each, call `say` with its name."""
+def examine(subject: Subject, say: Callable[[str, bool], None] = lambda *_: None) -> Diagnosis:
+    """Make every check; before each, call `say` with its name, and whether it may take long."""
     findings = []
-    for name, look in CHECKS.items():
-        say(name)
+    for name, (look, is_long) in CHECKS.items():
+        say(name, is_long)
         findings.append(look(subject))
     levels = {finding.kind: finding.level for finding in findings}
     job_levels = [finding.level for finding in findings if finding.group in ("Image", "Slurm")]

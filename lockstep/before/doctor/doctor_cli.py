@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 STATUS_WIDTH, NAME_WIDTH = 12, 18
 # 80 columns; a path stays in one piece, so that it can be copied.
 wrap = partial(wrapped, width=80, splits_words=False)
-# Checks that may take half a minute or more.
-LONG = ("lockstep run", "Image file", "Image's Python", "Slurm", "Accounting", "Nodes")
 LEVELS: tuple[Level, ...] = ("ok", "warning", "missing", "not needed")
 
 
@@ -98,9 +96,9 @@ def doctor(
     console = Console(stderr=True)
     with console.status("checking") as status:  # on a terminal only
 
-        def say(name: str) -> None:
+        def say(name: str, is_long: bool) -> None:
             status.update(f"checking: {name}")
-            if name in LONG and not (console.is_terminal or as_json):
+            if is_long and not (console.is_terminal or as_json):
                 click.echo(f"checking: {name}", err=True)
 
         subject = Subject(os.environ, results, chosen, data, slurm)

@@ -142,12 +142,12 @@ class Subject:
         return self.site is not None and self.site.gpus_per_node > 0
 
 
-# name -> check, in the order of the checks
-CHECKS: dict[str, Callable[[Subject], Finding]] = {}
 Check = Callable[[Subject], Finding]
+# name -> check, and whether it may take half a minute or more; in the order of the checks
+CHECKS: dict[str, tuple[Check, bool]] = {}
 
 
-def check(group: str, name: str) -> Callable[[Check], Check]:
+def check(group: str, name: str, *, is_long: bool = False) -> Callable[[Check], Check]:
     """Register a check; an error in the check becomes a warning and does not end the command."""
 
     def register(look: Check) -> Check:
@@ -161,7 +161,7 @@ def check(group: str, name: str) -> Callable[[Check], Check]:
                 finding = warning(text, "continue if a test job works")
             return replace(finding, kind=name, group=group)
 
-        CHECKS[name] = run
+        CHECKS[name] = run, is_long
         return run
 
     return register
@@ -213,7 +213,7 @@ def _numbers(version: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", version)[:3]]
 
 
-@check("This machine", "lockstep run")
+@check("This machine", "lockstep run", is_long=True)
 def local_torch(subject: Subject) -> Finding:
     absent, _, action = launcher.missing_packages().partition("; ")
     if absent and subject.site is not None:

@@ -37,7 +37,7 @@ OTHER_LAUNCHERS = re.compile(
 )
 SPAWNING = re.compile(
     r"spawn|multiprocess|n?gpus?\b|n_?proc|devices|mirrored|parallel|--tp\b|vllm|server|"
-    r"Trainer|accelerate\b",
+    r"Trainer|accelerate\b|device_map|jax|pmap",
     re.IGNORECASE,
 )
 # Words of a script that trains by torch.distributed, one process for each GPU.
@@ -104,10 +104,10 @@ def tasks_against_gpus(job: Job) -> Iterator[Hit]:
     texts = [*(" ".join(command.tokens) for command in alone), *sources]
     is_shared = any(command.ends == "&" for command in alone) or any(map(SPAWNING.search, texts))
     if alone and own < on_node and not is_shared:
-        fact = f"the job asks for {counted(own, 'task')} on a node with {counted(on_node, 'GPU')} "
-        fact += f"and leaves {on_node - own} idle: a rank drives only one GPU"
+        fact = f"without srun one rank starts on a node with {counted(on_node, 'GPU')} and leaves "
+        fact += f"{on_node - 1} idle: a rank drives only one GPU"
         action = f"set --ntasks-per-node={on_node}, and start the program with srun"
-        is_sure = own > 1 or sources or OF_TORCH.search(job.text)
+        is_sure = own > 1 or any(map(OF_TORCH.search, [job.text, *sources]))
         yield Hit(alone[0].line, fact, action, None if is_sure else "note")
     for step in job.launches if OF_TORCH.search(job.text) else ():
         tasks, gpus = job.tasks_per_node(step), job.gpus_per_node(step)

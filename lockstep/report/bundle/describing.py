@@ -12,13 +12,12 @@ from lockstep import content
 from lockstep.core.formats import DASH, in_words, listed, number, span
 from lockstep.report.bundle.opening import Source, digest, size
 from lockstep.report.compute.scaling import Series
+from lockstep.report.load.contents import ADDED_KEYS
 from lockstep.report.load.results import Results
 from lockstep.report.page import accounts
 from lockstep.report.words import lines, method
 
 FOLDER = content.ROOT / "reports" / "bundle"
-# Keys of campaign.json that are no keys of a campaign file.
-NOT_KEYS = ("launches", "left_out", "dropped")
 MILLI = 1e3
 KINDS = {
     ".json": "application/json", ".jsonl": "application/jsonl", ".html": "text/html",
@@ -83,7 +82,7 @@ def describe(
     known = {launch.name: launch.provenance for launch in results.launches}
     made["environment.json"] = json.dumps(known, indent=1, allow_nan=False).encode()
     if campaign:
-        keys = {key: value for key, value in campaign.items() if key not in NOT_KEYS}
+        keys = {key: value for key, value in campaign.items() if key not in ADDED_KEYS}
         text = _toml_lines(keys)
         for key, value in keys.items():
             is_table = value and isinstance(value, dict)

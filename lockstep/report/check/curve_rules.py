@@ -264,7 +264,7 @@ def doubled_world_size(evidence: Evidence) -> Iterator[Finding]:
     """The samples of all ranks were multiplied by the world size again."""
     for entry in evidence.entries:
         size = entry.block["world_size"]
-        if size > 1 and _is_size(_stored_factor(entry), size, EXACT):
+        if _is_size(_stored_factor(entry), size, EXACT):
             text = f"the stored throughput is {size} times the samples divided by the time"
             yield fact("stored-doubled", text, at=entry, size=size)
     for series in evidence.series:

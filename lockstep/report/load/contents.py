@@ -85,6 +85,10 @@ class LeftOutSize:
     kind: str = "too_few_gpus"
 
 
+# Keys of campaign.json that a campaign file does not have; each is a list.
+ADDED_KEYS = ("launches", "left_out", "dropped")
+
+
 @dataclass(frozen=True)
 class CampaignFile:
     """The plan in campaign.json."""

@@ -10,6 +10,7 @@ from typing import Any
 from lockstep.core import flags, inputs
 from lockstep.core.flags import Flag
 from lockstep.core.record import Amount, Count, Positive, Training, Whole
+from lockstep.report.load.contents import ADDED_KEYS
 
 ORIGINS = ("measured", "cited", "target")
 # `Conflict.fact` of a launch that is a copy of another.
@@ -268,8 +269,7 @@ class Results:
         if len(plans) < 2:
             return dict(*plans)
         name = " + ".join(str(plan.get("name", "?")) for plan in plans)
-        lists = ("launches", "left_out", "dropped")
-        joined = {key: [x for plan in plans for x in plan.get(key, [])] for key in lists}
+        joined = {key: [x for plan in plans for x in plan.get(key, [])] for key in ADDED_KEYS}
         return plans[0] | {"name": name} | joined
 
     @property

@@ -240,10 +240,11 @@ SENTENCES: dict[Kind, str] = {
 def lines(sent: Sent, folder: Path) -> list[str]:
     """Return the lines to print: results left out, then what was sent or why not."""
     if sent.kind == "sent":
-        end = f"Tracker {sent.uri} has {counted(sent.num_runs, 'run')}; nothing is new."
+        new = "nothing is new"
         if sent.num_new:
             what = f"{counted(sent.num_metrics, 'metric')}, {counted(sent.num_artifacts, 'file')}"
-            end = end.replace("nothing is new", f"{sent.num_new} new or changed ({what} sent)")
+            new = f"{sent.num_new} new or changed ({what} sent)"
+        end = f"Tracker {sent.uri} has {counted(sent.num_runs, 'run')}; {new}."
     else:
         refused = counted(sent.num_refused, "run") if sent.num_refused else "the results"
         why = SENTENCES[sent.kind].format(uri=sent.uri, why=sent.why, refused=refused)

@@ -89,7 +89,7 @@ def plan(overhead: float, budget: Budget | None, *, as_json: bool, **options: An
         words = ["lockstep", "submit", options["campaign"], "--site", site]
         words += [f"--{name}={value}" for name, value in more.items() if value is not None]
         commands = {"Next": words}
-        if any(HOW in line for line in summary):
+        if todo.first and any(need.peak_bytes is None for need in memory):
             first = [*words, f"--budget={todo.least_budget()}"]  # the last --budget counts
             commands = {"First": first, "Next": words}
         for word, command in commands.items():
@@ -200,7 +200,7 @@ def _summary(todo: Work, overhead: float, memory: "Sequence[Need]") -> list[str]
         lines.append("The repeats share their jobs (share_job), so they are not independent.")
     elif campaign.repeats > 1:
         lines.append(INDEPENDENT[campaign.jobs.allocation])
-    lines += _memory_lines(memory)
+    lines += _memory_lines(memory, f"; {HOW}" if todo.first else "")
     if overhead:
         lines.append(f"With {overhead:.0%} overhead: {todo.amounts_text(1 + overhead)}.")
     if campaign.jobs.launch_time:
@@ -226,19 +226,19 @@ def _memory_table(needs: "Sequence[Need]") -> Table:
     return table
 
 
-def _memory_lines(needs: "Sequence[Need]") -> list[str]:
-    """Return sentences about the measured devices, and how to measure the other batches."""
+def _memory_lines(needs: "Sequence[Need]", how: str) -> list[str]:
+    """Return sentences about the measured devices, and `how` to measure the other batches."""
     measured = [need for need in needs if need.peak_bytes]
     if needs and not measured:
         return [
-            f"No result in the folder of --to has this batch, so it may not fit in memory; {HOW}."
+            f"No result in the folder of --to has this batch, so it may not fit in memory{how}."
         ]
     lines = []
     for name, total in dict.fromkeys((need.devices, need.total_bytes) for need in measured):
         has = f", which has {number(total / GIGA)} GB" if total else ""
         lines.append(f"Memory is the peak of a rank on {name or 'an unknown device'}{has}.")
     if len(measured) < len(needs):
-        lines.append(f"Batches whose memory was not measured may not fit; {HOW}.")
+        lines.append(f"Batches whose memory was not measured may not fit{how}.")
     return lines
 
 

@@ -15,6 +15,7 @@ from lockstep.campaign.campaign import Campaign, Launch
 from lockstep.core import files, journal
 from lockstep.core.formats import clock, counted, listed
 from lockstep.core.record import KEY
+from lockstep.report.load.contents import ADDED_KEYS
 from lockstep.slurm import client as slurm
 from lockstep.slurm.site import Site
 from lockstep.slurm.status.sent import Results, find_open
@@ -123,6 +124,12 @@ class Work:
         )
         return replace(self, campaign=campaign, dropped=dropped)
 
+    @property
+    def first(self) -> list[Launch]:
+        """The missing launches of the first repeat of the smallest world size."""
+        size = min(self.campaign.world_sizes)
+        return [each for each in self.missing if (each.world_size, each.repeat) == (size, 0)]
+
     def least_budget(self) -> str:
         """Return the value of --budget that holds one repeat of the smallest world size."""
         unit, size = self.unit, min(self.campaign.world_sizes)
@@ -185,9 +192,7 @@ def read_stored(results: Results) -> tuple[Campaign, Site]:
             "continue with lockstep run" if ran_here else "run lockstep submit CAMPAIGN --site SITE"
         )
         raise ValueError(f"{results.path}: no jobs were submitted from here; {todo}")
-    # Keys of campaign.json that a campaign file does not have; older folders have "on_end".
-    others = ("launches", "left_out", "dropped", "on_end")
-    kept = {key: value for key, value in campaign.items() if key not in others}
+    kept = {key: value for key, value in campaign.items() if key not in ADDED_KEYS}
     try:
         return Campaign.model_validate(kept), stored_site(results)
     except ValueError:
