@@ -192,7 +192,8 @@ def read_stored(results: Results) -> tuple[Campaign, Site]:
             "continue with lockstep run" if ran_here else "run lockstep submit CAMPAIGN --site SITE"
         )
         raise ValueError(f"{results.path}: no jobs were submitted from here; {todo}")
-    kept = {key: value for key, value in campaign.items() if key not in ADDED_KEYS}
+    aside = (*ADDED_KEYS, "on_end")  # the latter in folders of older releases
+    kept = {key: value for key, value in campaign.items() if key not in aside}
     try:
         return Campaign.model_validate(kept), stored_site(results)
     except ValueError:
