@@ -32,12 +32,13 @@ def test_a_report_is_written_beside_the_results_and_the_points_are_printed(tmp_p
     page = tmp_path / "report.html"
     assert page.read_text().count(MARK) == 1
     assert f"report: {page}" in done.stdout
-    assert done.stdout.splitlines()[:5] == [
+    assert done.stdout.splitlines()[:6] == [
         "all series: mlp, precision=fp32, global_batch=64",
-        "series  n  speed-up       efficiency  GPU-h/1e6 images     throughput  step time",
-        "strong  1  baseline         baseline             0.434   640 images/s     100 ms",
-        "strong  2      1.60  80 % (80 to 80)             0.543  1020 images/s    62.5 ms",
-        "GPU-hours use the mean step, since costs add up. Step times are medians.",
+        "series  n  speed-up             efficiency  GPU-h/1e6     throughput  step time",
+        "strong  1  baseline               baseline      0.434   640 images/s     100 ms",
+        "strong  2      1.60  80.0 % (80.0 to 80.0)      0.543  1020 images/s    62.5 ms",
+        "GPU-hours per 1e6 images use the mean step, since costs add up. Step times are",
+        "  medians.",
     ]
     assert done.stdout.splitlines()[-9:] == [
         "Strong scaling:",
@@ -54,10 +55,12 @@ def test_a_report_is_written_beside_the_results_and_the_points_are_printed(tmp_p
 
 
 def test_an_efficiency_without_an_interval_says_so_and_what_would_show_one(tmp_path):
-    lines = run(report, strong_tree(tmp_path, {1: (0.1,), 2: (0.04,)})).stdout.splitlines()
-    assert sum("125.0 % (-)" in line for line in lines) == 1
-    (note,) = (line for line in lines if line.startswith("efficiency (-): "))
-    assert "only one launch" in note
+    # The further launches of 2 ranks ask for no more launches of the baseline.
+    steps = {1: (0.1,), 2: (0.04, 0.041, 0.042, 0.043)}
+    lines = run(report, strong_tree(tmp_path, steps)).stdout.splitlines()
+    assert sum("% (-)" in line for line in lines) == 1
+    start = lines.index("efficiency (-): no interval: there is only one launch; measure at least 3")
+    assert lines[start + 1] == "  launches of each size."
 
 
 def test_the_terminal_tells_the_points_of_a_sweep_apart_at_every_width(tmp_path, monkeypatch):

@@ -89,6 +89,34 @@ def test_each_purpose_has_the_size_that_intervals_show():
     assert headline.choices(series, 0.7) == []
 
 
+def test_a_size_that_is_tied_is_named_or_what_would_show_that_it_is():
+    def choices(rates):
+        (series,) = series_of([row(n, rate) for n, own in rates.items() for rate in own])
+        return headline.choices(series, 0.7)
+
+    # A perfect weak ladder costs the same at each size.
+    cheap, *_ = choices({1: (100, 100.5, 99.8), 2: (199.6, 200.4, 200.1)})
+    assert (cheap.world_size, cheap.beside) == (1, "statistically tied with 2 ranks")
+    assert cheap.why == cheap.beside
+    cheap, _, fast = choices({1: (100.3, 101), 2: (90, 91), 4: (100.2, 100.9), 8: (100.6, 99.9)})
+    assert (cheap.world_size, cheap.beside) == (1, "")
+    assert (fast.world_size, fast.beside) == (1, "statistically tied with 4 and 8 ranks")
+    # Two equal sizes are never told apart, but a few launches more show that they are tied.
+    *_, fast = choices({1: (0.95, 1.05), 2: (0.951, 1.049)})
+    assert fast.world_size is None
+    assert fast.why == "about 4 launches of each size would show it"
+    *_, fast = choices(dict.fromkeys((1, 2), (0.95, 1.05, 0.96, 1.04)))
+    assert fast.world_size == 1
+
+
+@pytest.mark.parametrize(
+    ("base", "other", "needed"), [(1, 1, 3), (1, 4, 3), (2, 2, 3), (5, 5, 6), (5, 4, 5)]
+)
+def test_equal_launches_ask_for_one_more_than_there_are(base, other, needed):
+    (series,) = series_of([row(1, 100.0)] * base + [row(2, 150.0)] * other)
+    assert series.launches_to_show(0.7) == f"at least {needed} launches of each size"
+
+
 @pytest.mark.parametrize(("nodes", "gb_per_s"), [(1, 300.0), (2, 25.0), (None, None)])
 def test_a_collective_is_compared_with_the_link_that_it_crosses(nodes, gb_per_s):
     ((point,),) = [series.points for series in series_of([row(2, 1.0, num_nodes=nodes)])]

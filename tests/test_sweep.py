@@ -10,9 +10,11 @@ from data.report_samples import document, record, sweep, write
 from lockstep.campaign import campaign
 from lockstep.campaign.campaign import load_factors
 from lockstep.core import factors, sizes, studies
+from lockstep.core.formats import DASH, ratio_span
 from lockstep.report.compute.alternatives import rank
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.scaling import series_of
+from lockstep.report.compute.statistics import ratio_interval
 from lockstep.report.load.reading import load
 from lockstep.report.page import content_of_page
 from lockstep.report.page.curves import ladder_panel
@@ -109,6 +111,12 @@ def test_a_parametrized_test_of_ones_own_is_ranked_at_each_size(tmp_path):
     printed = [line for line in point_lines(results, series) if line.startswith("  n=")]
     verdicts = [VERDICTS[place.kind] for place in (*ranking.places, *other.places)]
     assert len(shown) == 2
+    # The page shows intervals of 95 %, while the verdict is corrected for all pairs of settings.
+    units = [place.point.units for place in ranking.places]
+    spans = [DASH, *(ratio_span(ratio_interval(own, units[0])) for own in units[1:])]
+    heads = [(column["label"], column["unit"]) for column in shown[0]["columns"]]
+    assert [row[heads.index(("95 % interval", ""))] for row in shown[0]["rows"]] == spans
+    assert lines(other)[-1].endswith("to tell these settings apart")  # where none is tied
     for row, line, verdict in zip(
         [row for table in shown for row in table["rows"]], printed, verdicts, strict=True
     ):

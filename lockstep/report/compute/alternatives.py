@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from lockstep.core.studies import BUCKETS, STUDIES, WITHOUT_RANKING
 from lockstep.report.compute.scaling import Point, Series, compute_gain
-from lockstep.report.compute.statistics import CONFIDENCE, Interval, ratio_interval
+from lockstep.report.compute.statistics import CONFIDENCE, Interval, is_below_one, ratio_interval
 
 # Default values of factors that make a case the reference.
 USUAL = {
@@ -208,8 +208,8 @@ def kind_of_device(series: Series) -> str:
 
 
 PlaceKind = Literal["best", "slower", "not_shown_slower", "too_noisy", "same_buckets", "alone"]
-# The ratio of an interval's ends beyond which it says little.
-WIDE = 1.5
+# Whether a setting is shown to be slower than the best -> its kind.
+KINDS: dict[bool | None, PlaceKind] = {True: "slower", False: "not_shown_slower", None: "too_noisy"}
 
 
 @dataclass(frozen=True)
@@ -319,13 +319,7 @@ def places(points: Sequence[Point], names: Collection[str]) -> tuple[Place, ...]
     ranked = [Place("best" if others else "alone", _values(best, names), best)]
     for point in others:
         interval = ratio_interval(point.units, best.units, confidence)
-        kind: PlaceKind = "slower"
-        if _are_alike(point, best):
-            kind = "same_buckets"
-        elif interval is None or interval[1] > max(1.0, WIDE * interval[0]):
-            kind = "too_noisy"
-        elif interval[1] >= 1:
-            kind = "not_shown_slower"
+        kind = "same_buckets" if _are_alike(point, best) else KINDS[is_below_one(interval)]
         ratio = point.rate / best.rate
         ranked.append(Place(kind, _values(point, names), point, ratio, interval))
     return tuple(ranked)

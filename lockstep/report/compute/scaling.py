@@ -18,7 +18,9 @@ from lockstep.report.compute.statistics import (
     CONFIDENCE,
     MOST_LAUNCHES,
     Interval,
+    is_wide,
     launches_needed,
+    launches_to_narrow,
     log_interval,
     median_rate,
     ratio_interval,
@@ -112,6 +114,11 @@ class Point:
     def in_one_job(self) -> bool:
         """Whether the repeats share one job, so that intervals do not cover other jobs."""
         return replicates.in_one_job(self.rows)
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether its launches differ, and their interval is unknown or wide."""
+        return len(set(self.rates)) > 1 and is_wide(self.rate_interval)
 
     def reaches(self, least: float) -> bool | None:
         """Tell whether the efficiency is at least `least`; None if its interval contains `least`.
@@ -209,24 +216,27 @@ def no_interval(*points: Point) -> str:
     return f"no interval: the launches {'are equal' if is_equal else 'differ too much'}"
 
 
-def launches_to_show(base: Point, limits: Mapping[Point, float]) -> str:
+def launches_to_show(base: Point, limits: Mapping[Point, float], or_tied: bool = False) -> str:
     """Return how many launches show, with 90 % power, on which side of a limit each speed-up is.
 
-    The number supposes that further launches vary as these do. Without two launches that differ it
-    is that of a first interval.
+    With `or_tied` they may also show that it is tied with the limit. The number supposes that
+    further launches vary as these do. Without two that differ it is that of a first interval.
     """
     most, noun = WANTED_LAUNCHES, "launch"
     is_least = False
     for point, limit in limits.items():
+        most = max(most, min(len(point.units), len(base.units)) + 1)
+        noun = "job" if len(point.units) < point.num_launches else noun
         test = welch(point.units, base.units)
         if test is None or test.error == 0:
             is_least = True
             continue
         margin = math.expm1(min(1.0, abs(test.log_ratio - math.log(limit))))
-        needed = launches_needed(test.spread, margin, 1 - CONFIDENCE)
+        numbers = [launches_needed(test.spread, margin, 1 - CONFIDENCE)]
+        numbers += [launches_to_narrow(test.spread)] * or_tied
+        needed = min(filter(None, numbers), default=None)
         is_least = is_least or needed is None
-        most = max(most, len(point.units) + 1, needed or MOST_LAUNCHES)
-        noun = "job" if len(point.units) < point.num_launches else noun
+        most = max(most, needed or MOST_LAUNCHES)
     return f"{'at least' if is_least else 'about'} {counted(most, noun)} of each size"
 
 

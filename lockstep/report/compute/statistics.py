@@ -32,6 +32,8 @@ ALIKE = 1e6
 # Power: probability of detecting a difference of the stated size.
 POWER = 0.9
 MOST_LAUNCHES = 1000
+# The ratio of an interval's ends beyond which it says little.
+WIDE = 1.5
 # Launches may have two modes, each equally likely. In 2^(1 - n) of comparisons of n launches all
 # of A are then in one mode and all of B in the other: 12 % for four, 6 % for five, 3 % for six.
 # Such sides look quiet, so fewer than six launches count as one degree of freedom.
@@ -117,6 +119,16 @@ def ratio_interval(
     """Return Welch's interval of a ratio of geometric means; None if the spread is unknown."""
     ratio = welch(above, below)
     return ratio.interval(confidence) if ratio else None
+
+
+def is_wide(interval: Interval | None) -> bool:
+    """Tell whether an interval is unknown, or too wide to say much."""
+    return interval is None or interval[1] > WIDE * interval[0]
+
+
+def is_below_one(interval: Interval | None) -> bool | None:
+    """Tell whether a ratio's interval is below 1; None if it is wide and not below 1."""
+    return True if interval and interval[1] < 1 else None if is_wide(interval) else False
 
 
 def linear_interval(terms: Sequence[tuple[float, Sequence[float]]]) -> Interval | None:
@@ -233,6 +245,18 @@ def launches_needed(spread: float, margin: float, error: float) -> int | None:
     counts = range(2, MOST_LAUNCHES + 1)
     place = bisect_left(counts, True, key=is_enough)
     return counts[place] if place < len(counts) else None
+
+
+def launches_to_narrow(spread: float) -> int | None:
+    """Return the number of launches per side whose interval is not wide, with 90 % power."""
+    from scipy.special import chdtri
+
+    for number in range(2, MOST_LAUNCHES + 1):
+        freedom = 2 * number - 2
+        error = spread * math.sqrt(2 / number * float(chdtri(freedom, 1 - POWER)) / freedom)
+        if 2 * t_quantile(freedom) * error <= math.log(WIDE):
+            return number
+    return None
 
 
 def median_rate(rates: Sequence[float]) -> float:

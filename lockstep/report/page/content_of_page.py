@@ -10,13 +10,10 @@ from lockstep.report.check import checker
 from lockstep.report.check.evidence import joined
 from lockstep.report.columns import table
 from lockstep.report.compute import learning, slow
-from lockstep.report.compute.alternatives import WIDE, drop_laddered
+from lockstep.report.compute.alternatives import drop_laddered
 from lockstep.report.compute.evaluation import Evaluation
-from lockstep.report.compute.scaling import (
-    WANTED_LAUNCHES,
-    Series,
-    no_interval,
-)
+from lockstep.report.compute.scaling import WANTED_LAUNCHES, Series, no_interval
+from lockstep.report.compute.statistics import WIDE
 from lockstep.report.load.recorded import KEY as RECORDED
 from lockstep.report.load.results import Results
 from lockstep.report.page import (
@@ -306,7 +303,7 @@ def _warnings(evaluation: Evaluation) -> list[str]:
     flagged = headline.num_flagged(points)
     single = sum(p.num_launches == 1 for p in points if p.rows[0].origin == "measured")
     unequal = sum(any(f.kind == "unequal-threads" for f in curve.base.flags) for curve in series)
-    wide = [curve.row.study for curve in series for p in curve.points if next_step.is_wide(p)]
+    wide = [curve.row.study for curve in series for p in curve.points if p.is_noisy]
     broken = sum(not launch.complete for launch in results.launches)
     skewed = [
         curve.row.study for curve in series for point in curve.points

@@ -100,16 +100,11 @@ def ratio_cell(point: Point, text: str) -> str:
     return formats.DASH if point.blocked_by else text
 
 
-NO_INTERVAL = f"({formats.DASH})"
-
-
 def efficiency_cell(point: Point) -> str:
     """Return a measured efficiency with its interval, or with a dash; an imported one as it is."""
-    if point.efficiency_interval is None:
-        is_measured = point.rows[0].origin == "measured"
-        return f"{percent(point.parallel_efficiency)} %{f' {NO_INTERVAL}' if is_measured else ''}"
-    low, high = point.efficiency_interval
-    return f"{100 * point.parallel_efficiency:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
+    text, interval = f"{percent(point.parallel_efficiency)} %", point.efficiency_interval
+    is_bare = interval is None and point.rows[0].origin != "measured"
+    return text if is_bare else f"{text} ({percent_span(interval)})"
 
 
 def share(rows: Sequence[Row], name: str) -> str:

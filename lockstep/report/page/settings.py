@@ -171,8 +171,6 @@ def _ratio_cells(point: Point, base: Point | None, place: Place | None) -> list[
     if base is None or point.blocked_by or base.blocked_by:
         return [formats.DASH, formats.DASH, verdict]
     interval = None if point is base else ratio_interval(point.units, base.units)
-    if place and point.rows[0].is_own_test:  # its reference is the quickest
-        interval = place.interval
     return [ratio(point.rate / base.rate), formats.ratio_span(interval), verdict]
 
 

@@ -9,7 +9,7 @@ from lockstep.core.formats import counted, in_words, number, percent, ratio
 from lockstep.core.studies import LADDERS
 from lockstep.report.check.curve_rules import rates_of_times
 from lockstep.report.check.evidence import Evidence
-from lockstep.report.compute.scaling import Point, Series, no_interval
+from lockstep.report.compute.scaling import Point, Series, launches_to_show, no_interval
 from lockstep.report.load.results import Results
 from lockstep.report.page import parts
 from lockstep.report.words import ranking_card, training_words
@@ -18,7 +18,6 @@ from lockstep.report.words.names import name_of
 
 NARROWEST, WIDEST = 80, 120
 MAX_LINES = 60
-FEWEST = 3  # launches of each size that give a useful interval
 
 
 def console_table(
@@ -47,18 +46,20 @@ def point_lines(results: Results, series: Sequence[Series]) -> list[str]:
     lines = console_table(results, series)
     if more := lines[MAX_LINES + 1 :]:
         lines[MAX_LINES + 1 :] = [f"... {len(more)} further lines: use --csv"]
-    bare = {
-        no_interval(point, curve.base): point.num_launches
+    whys = dict.fromkeys(
+        f"{no_interval(point, curve.base)}; measure "
+        + launches_to_show(curve.base, {point: point.world_size / curve.baseline}, or_tied=True)
         for curve in _shown(series) for point in curve.points
-        if parts.NO_INTERVAL in _relative(curve, point, parts.efficiency_cell(point))
-    }  # fmt: skip
-    for why, num_launches in bare.items():
-        needed = f"at least {max(FEWEST, num_launches + 1)} launches of each size"
-        lines += sentence(f"efficiency {parts.NO_INTERVAL}: {why}; measure {needed}.", NARROWEST)
+        if curve.row.origin == "measured" and curve.is_compared and point is not curve.base
+        and point.efficiency_interval is None and not point.blocked_by
+    )  # fmt: skip
+    for why in whys:
+        lines += sentence(f"efficiency ({formats.DASH}): {why}.", NARROWEST)
     # Hours for a number of samples use the mean step; a note says so.
     points = [point for curve in _shown(series) for point in curve.points if point.step_s]
-    if not {point.device_hours_per for point in points} <= {None, "run"}:
-        lines += sentence(parts.cost_note(results.hours, points), NARROWEST)
+    if works := sorted({point.device_hours_per or "run" for point in points} - {"run"}):
+        hours = f"{formats.capital(results.hours)} per {formats.listed(works)}"
+        lines += sentence(parts.cost_note(hours, points), NARROWEST)
     return [*lines, *ranking_card.rate_lines(series), *ranking_card.own_cards(series)]
 
 
@@ -109,13 +110,13 @@ def _cells(results: Results, shown: Sequence[Series]) -> tuple[list[str], list[l
         for case, rate in rates_of_times(Evidence(results, list(shown))).items()
         for point in rate.points
     }  # fmt: skip
-    # Hours per run and hours per number of samples have separate columns.
+    # Hours per run and hours per million samples have separate columns.
     hours = {
-        (results.hours if per == "run" else f"{results.hours.replace('hours', 'h')}/{per}"): [
-            formats.trimmed(p.device_hours if p.device_hours_per == per else None)
+        name: [
+            formats.trimmed(p.device_hours if (p.device_hours_per == "run") == is_run else None)
             for _, p in points
         ]
-        for per in dict.fromkeys(p.device_hours_per for _, p in points if p.device_hours_per)
+        for name, is_run in ((results.hours, True), (f"{results.hours[:-4]}/1e6", False))
     }
     columns = {
         "n": [", ".join(filter(None, (str(p.world_size), curve.layout))) for curve, p in points],

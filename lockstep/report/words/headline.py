@@ -7,8 +7,8 @@ from typing import Any, Literal
 from lockstep.core.formats import capital, counted, listed, number, percent, percent_span, ratio
 from lockstep.core.studies import LADDERS
 from lockstep.measure.causes.bound import Cause
+from lockstep.report.check.evidence import joined
 from lockstep.report.compute import quantities
-from lockstep.report.compute.alternatives import WIDE
 from lockstep.report.compute.quantities import Loss, Part, Reason
 from lockstep.report.compute.scaling import (
     Point,
@@ -17,7 +17,7 @@ from lockstep.report.compute.scaling import (
     launches_to_show,
     no_interval,
 )
-from lockstep.report.compute.statistics import Interval
+from lockstep.report.compute.statistics import is_below_one
 from lockstep.report.page import parts
 from lockstep.report.words import verdict_card
 
@@ -216,7 +216,7 @@ class Choice:
     world_size: int | None
     why: str
     lacking: str = "not shown"  # in place of a size
-    beside: str = ""  # a larger size that measured faster
+    beside: str = ""  # the sizes that are tied with it
 
 
 def choices(series: Series, threshold: float) -> list[Choice]:
@@ -226,35 +226,38 @@ def choices(series: Series, threshold: float) -> list[Choice]:
         return []
     # Work costs least per device where the efficiency is highest.
     cheap = max(points, key=lambda point: (point.parallel_efficiency, point.world_size))
-    per_rank = {p: p.world_size / cheap.world_size for p in points if p is not cheap}
-    unsure = {p: times for p, times in per_rank.items() if not _is_slower(p, cheap, 1 / times)}
+    fast = max(points, key=lambda point: (point.rate, -point.world_size))
     good, unshown = series.good(threshold), series.unshown(threshold)
     lacking = "each larger size is shown to be less efficient"
     if unshown:
         lacking = f"{series.launches_to_show(threshold)} would show it"
-    fast = max(points, key=lambda point: (point.rate, -point.world_size))
-    slower = {point.world_size: _is_slower(point, fast) for point in points if point is not fast}
-    equal = next(point for point in points if not slower.get(point.world_size))
-    open_ = {p: 1.0 for p in points if slower.get(p.world_size, False) is None}
-    tied = f"statistically tied with {counted(fast.world_size, series.noun)}"
-    beside = "" if equal is fast else tied
     return [
-        Choice(
-            "fewest device-hours", None if unsure else cheap.world_size,
-            f"{launches_to_show(cheap, unsure)} would show it" if unsure
-            else "every other size is shown to be less efficient",
-        ),
+        _smallest_tied("fewest device-hours", series, cheap, is_per_rank=True),
         Choice(
             f"{100 * threshold:.0f} % efficiency or more", good[-1].world_size if good else None,
             _why(good[-1]) if good else lacking, "not shown" if unshown else "none",
         ),
-        Choice(
-            "shortest time", None if open_ else equal.world_size,
-            f"{launches_to_show(fast, open_)} would show it" if open_
-            else "; ".join(filter(None, [_why(equal), beside])),
-            beside=beside,
-        ),
+        _smallest_tied("shortest time", series, fast, is_per_rank=False),
     ]  # fmt: skip
+
+
+def _smallest_tied(purpose: str, series: Series, best: Point, is_per_rank: bool) -> Choice:
+    """Return the smallest size that is tied with the best, by the rate or by the rate per rank."""
+    size, slower = best.world_size, dict[Point, bool | None]()
+    limits = {p: p.world_size / size if is_per_rank else 1.0 for p in series.points if p != best}
+    for point, limit in limits.items():
+        made = compute_gain(point.rate, point.units, best, limit)
+        slower[point] = is_below_one(made["efficiency_interval"])
+        if point.rows[0].origin != "measured":
+            slower[point] = made["parallel_efficiency"] < 1
+    if open_ := {point: limits[point] for point, known in slower.items() if known is None}:
+        return Choice(purpose, None, f"{launches_to_show(best, open_, or_tied=True)} would show it")
+    equal, *others = (point for point in series.points if not slower.get(point))
+    sizes = joined([each.world_size for each in (others if equal is best else [best])])
+    beside = f"statistically tied with {sizes} {series.noun}s" if others else ""
+    why = "; ".join(filter(None, ("" if is_per_rank else _why(equal), beside)))
+    why = why or "every other size is shown to be less efficient"
+    return Choice(purpose, equal.world_size, why, beside=beside)
 
 
 def choice_sentences(series: Sequence[Series], threshold: float) -> list[str]:
@@ -272,17 +275,6 @@ def choice_sentences(series: Sequence[Series], threshold: float) -> list[str]:
             )  # fmt: skip
             lines.append(f"{curve.label}, size by purpose: {sizes}")
     return lines
-
-
-def _is_slower(point: Point, fast: Point, times: float = 1.0) -> bool | None:
-    """Whether a point is shown to be faster by more than `times`; None if that is too noisy."""
-    made = compute_gain(fast.rate, fast.units, point, times)
-    if point.rows[0].origin != "measured":
-        return bool(made["parallel_efficiency"] > 1)
-    interval: Interval | None = made["efficiency_interval"]
-    if interval is None or (interval[0] <= 1 and interval[1] > WIDE * interval[0]):
-        return None
-    return interval[0] > 1
 
 
 def _span(time: Part | Loss) -> str:

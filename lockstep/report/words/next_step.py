@@ -5,13 +5,8 @@ from collections.abc import Sequence
 from lockstep.core.formats import counted, listed, percent, percent_span
 from lockstep.core.studies import LADDERS
 from lockstep.report.compute import learning
-from lockstep.report.compute.alternatives import WIDE, drop_laddered
-from lockstep.report.compute.scaling import (
-    WANTED_LAUNCHES,
-    Point,
-    Series,
-    no_interval,
-)
+from lockstep.report.compute.alternatives import drop_laddered
+from lockstep.report.compute.scaling import WANTED_LAUNCHES, Series, no_interval
 from lockstep.report.compute.slow import Slowest
 from lockstep.report.load.recorded import KEY as RECORDED
 from lockstep.report.load.results import Results
@@ -91,16 +86,9 @@ def _more_launches(measured: Sequence[Series]) -> str:
     points = [point for curve in ladders or measured for point in curve.points]
     if min(point.num_launches for point in points) < WANTED_LAUNCHES:
         return f"Measure every point in at least {WANTED_LAUNCHES} launches, for tight intervals."
-    if any(map(is_wide, points)):
+    if any(point.is_noisy for point in points):
         return "Measure more launches on quiet nodes: some intervals are too wide to compare."
     return ""
-
-
-def is_wide(point: Point) -> bool:
-    """Tell whether a point's interval is too wide to say much, or unknown."""
-    if point.rate_interval is None:
-        return len(set(point.rates)) > 1
-    return point.rate_interval[1] > WIDE * point.rate_interval[0]
 
 
 def _main_ladders(measured: Sequence[Series]) -> list[Series]:

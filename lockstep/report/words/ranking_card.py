@@ -158,7 +158,7 @@ def lines(ranking: Ranking) -> list[str]:
         ])  # fmt: skip
     kept = [column for column in zip(*rows, strict=True) if any(column[1:])]
     trust = counted(ranking.num_launches, "launch")
-    hint = "; use more --repeats to tell the tied settings apart" if _unsure(ranking) else ""
+    hint = "; use more --repeats to tell these settings apart" if _unsure(ranking) else ""
     return [
         _headline(ranking),
         *(f"  {line}" for line in numbers([*zip(*kept, strict=True)])),
