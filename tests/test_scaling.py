@@ -274,7 +274,9 @@ def test_launches_on_another_layout_are_a_series_of_their_own(measured, tmp_path
     # The check calls the copies an error, which forbids ratios.
     evaluation = Evaluation(found, series_of(found.rows), [], [])
     shown = json.dumps(page(evaluation, 0.7))
-    assert "On 2 ranks, 1 rank per node gives 1.00 times the throughput of 2 ranks per node" in shown
+    assert (
+        "On 2 ranks, 1 rank per node gives 1.00 times the throughput of 2 ranks per node" in shown
+    )
     with pytest.raises(ValueError, match="on 2 nodes; pass --allow layout or"):
         compare(load([measured / "bf16"]), load([on_two_nodes(tmp_path / "b", measured / "bf16")]))
     made = compare(load([measured / "fp32"]), load([spread]), allowed=["layout"])
