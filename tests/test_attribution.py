@@ -304,6 +304,15 @@ def test_a_headline_names_the_loss_and_then_what_the_baseline_waits_for_as_well(
     )
 
 
+def test_a_page_of_turns_unlike_the_rounds_has_no_causes():
+    series = ladder("weak", [(1, 2.0, BASE[1]), (2, 3.0, two(1.1, 1.3))])
+    assert all(quantities.find_bottleneck(series, point).is_unlike for point in series.points)
+    assert why(series) == ("open", [])
+    made = ladder_panel("weak", [series], 0.7, "GPU-hours", {})
+    assert not [one for one in made["figures"] if one["kind"] == "stack"]
+    assert not [one for one in made["tables"] if one["caption"].startswith("Where a step's time")]
+
+
 def test_a_baseline_of_one_rank_is_said_to_wait_for_no_communication():
     # A fixed cost is lost most, but the card names waits of a quarter of the step before it.
     alone = {"full": steady(1.0), "own": steady(0.98), "half": steady(0.931)}

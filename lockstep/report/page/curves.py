@@ -217,6 +217,8 @@ def _causes(study: str, series: Sequence[Series]) -> tuple[list[Figure], list[st
     divided = [curve for curve in series if sum(map(quantities.is_divided, curve.points)) > 1]
     for curve in divided[:MAX_SPLIT]:
         bars = [bar for point in curve.points if (bar := _bar(curve, point))]
+        if len(bars) < 2:  # the turns of the others are unlike their rounds
+            continue
         used = {part["cause"] for bar in bars for part in (*bar["parts"], *bar["lost"])}
         described = "; ".join(
             f"{bar['ranks']} ranks: {number(bar['total'])} ms, "
