@@ -369,7 +369,7 @@ def test_a_mended_campaign_is_sent_by_the_same_command(folder):
     change(folder / "campaign.toml", precision="bf16")
     refused = lockstep(folder, "submit", "campaign.toml", "--site", "site.toml")
     assert refused.returncode == 2
-    assert "results measured with precision unset, but precision is now bf16" in refused.stderr
+    assert "results measured with precision = unset, but now precision = bf16" in refused.stderr
     assert "--name" in refused.stderr
     assert "--replace" in refused.stderr
 
