@@ -252,6 +252,7 @@ def test_equal_buckets_are_named_with_their_real_sizes(full):
     shown = [row["Buckets MB"] for row in cells(part["tables"][0])]
     assert shown == ["3 \u00d7 1.00", "3.00", "3.00"]
     assert part["notes"] == [
+        "Figures show the first 2 of 3 groups of settings.",
         "mlp: bucket_cap_mb 25, 50 gave the same buckets at world size 1, 2, 4, so a difference "
         "between them is noise."
     ]
