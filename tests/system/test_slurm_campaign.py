@@ -193,8 +193,8 @@ def test_a_campaign_runs_from_its_preflight_to_its_report_although_a_job_is_kill
     check_collected(folder, middle)
     said = done(lockstep(folder, "report", "results/campaign"))
     for study in ("strong", "weak"):
-        points = re.search(rf"^{study}\n((?: .*\n)+)", said, re.MULTILINE)[1]
-        assert re.findall(r"^ +(\d+) ", points, re.MULTILINE) == ["1", "2", "4"]
+        # One launch of a size has no interval, so a line holds the study's name as well.
+        assert re.findall(rf"^{study} +(\d+) ", said, re.MULTILINE) == ["1", "2", "4"], said
     page = (folder / "results" / "campaign" / "report.html").read_text()
     assert "CANCELLED" in page
     keep(folder, "campaign")
