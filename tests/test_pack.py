@@ -246,6 +246,8 @@ def test_the_other_forms_compile(measured, tmp_path, form):
     )
     (pages,) = re.findall(r"Output written on proposal.pdf \((\d+) page", latex(tmp_path / form))
     assert (tmp_path / form / "references.bib").exists() == (form == "paper")
+    has_more_figures = "figures/strong-speedup" in (tmp_path / form / "proposal.tex").read_text()
+    assert has_more_figures == (form != "slides")
     # A slide a page; the longest takes two where what was measured needs more words.
     assert int(pages) in (5, 6) or form != "slides"
 

@@ -23,7 +23,7 @@ from lockstep.report.pack.texts import refuse_foreign as refuse_foreign
 from lockstep.report.page.parts import ms, ms_span
 from lockstep.report.words import verdict_card
 
-TEMPLATE = choices.FOLDER / "optimisation.toml"
+FORM = "optimisation"
 COLUMNS = ("Scaling", "Ranks", "Lost to", "Before (ms)", "95 % interval (ms)", "After (ms)",
            "95 % interval (ms)")  # fmt: skip
 LOST = "Time that a step takes beyond the ideal time, by cause, at the largest size of each ladder"
@@ -72,12 +72,13 @@ def write(
     }
     against = [each for side in (before, after) for each in choices.objections(side, chosen, False)]
     text = texts.document(
-        TEMPLATE, before.results, chosen, choices.read_planned_runs(None), None, None, specs,
+        choices.read_form(FORM), before.results, chosen, choices.read_planned_runs(None), None,
+        None, specs,
         list({each.text: each for each in against}.values()), None, GOOD_EFFICIENCY, blocks,
     )  # fmt: skip
     numbers = {
         "schema": 1,
-        "programme": TEMPLATE.stem,
+        "programme": FORM,
         "comparison": comparison.document(made, (campaigns[0].name, campaigns[1].name)),
         "losses": [
             {"case": pair.case, "world_size": pair.world_size, "before": asdict(lost[0]),

@@ -114,10 +114,14 @@ def read_planned_runs(source: str | None) -> Work:
     return inputs.load(source, Work, BUILT_IN) if source else Work.model_validate({})
 
 
-def parts(programme: str) -> list[str]:
+def read_form(name: str) -> dict[str, Any]:
+    """Return the headings of a programme, with the parts and figures under each."""
+    return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def parts(form: str) -> list[str]:
     """Return the parts of a form, which are its keys of `[statements]`."""
-    form = tomllib.loads((FOLDER / f"{programme}.toml").read_text(encoding="utf-8"))
-    return [part for section in form["sections"] for part in section.get("parts", [])]
+    return [part for section in read_form(form)["sections"] for part in section.get("parts", [])]
 
 
 def unused_statements(work: Work, source: str, programme: str, forms: Sequence[str]) -> list[str]:

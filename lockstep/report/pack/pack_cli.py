@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 # The files of `reports/pack`.
 FORMS = ("eurohpc", "generic", "development", "paper", "slides")
+# What every form draws. A section of a form may name further figures of the page.
 FIGURES = ("strong-efficiency", "weak-efficiency")
 
 EXAMPLES = """
@@ -75,9 +76,11 @@ def write(
     panels = by_study.panels(results, chosen.shown, threshold)
     method.put_basis(panels, results, chosen.shown)
     drawn = {spec["id"]: spec for panel in panels for spec in panel["figures"]}
-    specs = [drawn[name] for name in FIGURES if name in drawn]
+    form = choices.read_form(programme)
+    further = [name for section in form["sections"] for name in section.get("figures", [])]
+    specs = [drawn[name] for name in (*FIGURES, *further) if name in drawn]
     text = texts.document(
-        choices.FOLDER / f"{programme}.toml", results, chosen, work, plan, jobs, specs, against,
+        form, results, chosen, work, plan, jobs, specs, against,
         verdict_card.judge(series, threshold), threshold,
     )  # fmt: skip
     point = chosen.production

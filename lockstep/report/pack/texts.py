@@ -8,7 +8,6 @@ part. A text is sections of blocks, dicts of kind `text`, `lines`, `table` or `f
 import json
 import re
 import textwrap
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -46,13 +45,14 @@ Block = dict[str, Any]
 
 
 def document(
-    programme: Path, results: Results, chosen: Chosen, work: Work, plan: Budget | None,
+    form: Mapping[str, Any], results: Results, chosen: Chosen, work: Work, plan: Budget | None,
     jobs: dict[str, Any] | None, specs: Iterable[Mapping[str, Any]], against: Sequence[Objection],
     card: Judged | None, threshold: float, extra: Mapping[str, list[Block]] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return a programme's text under the headings of its file: title, objections, sections.
+    """Return a text under the headings of its form: title, objections, sections.
 
-    `extra` maps NAME to the block that replaces the paragraph `[[NAME]]`.
+    A figure is in the section of the form that names it, else where `[[figures]]` is. `extra` maps
+    NAME to the blocks that replace the paragraph `[[NAME]]`.
     """
     production, provenance = chosen.production, results.provenance
     row = production.rows[0]
@@ -138,10 +138,11 @@ def document(
         return [drawn, *([text] if lost else [])]
 
     dated = [run for run in work.runs if run.start_month is not None]
+    placed = {name for section in form["sections"] for name in section.get("figures", [])}
     drawn: dict[str, Callable[[], list[Block]]] = {
         "[[ladders]]": lambda: [block for curve in chosen.shown for block in ladder(curve)],
         "[[production ladder]]": lambda: ladder(chosen.series),
-        "[[figures]]": lambda: [*map(figure, specs)],
+        "[[figures]]": lambda: [figure(spec) for spec in specs if spec["id"] not in placed],
         "[[card]]": lambda: (
             [{"kind": "lines", "title": card.title, "lines": [
                 part for line in card.lines(has_next=False)
@@ -166,7 +167,7 @@ def document(
         "[[conditions]]": lambda: [_conditions(chosen, bases[0] if bases else Basis())],
     } | {name: partial(list, blocks) for name, blocks in (extra or {}).items()}  # fmt: skip
 
-    form, sections = tomllib.loads(programme.read_text(encoding="utf-8")), []
+    sections = []
     for section in form["sections"]:
         texts = []
         for part in section.get("parts", []):
@@ -177,6 +178,7 @@ def document(
             block for text in texts
             for block in (drawn[text]() if text in drawn else [{"kind": "text", "text": text}])
         ]  # fmt: skip
+        blocks += [figure(spec) for spec in specs if spec["id"] in section.get("figures", [])]
         if blocks:
             sections.append({
                 "heading": section["heading"], "level": section.get("level", 2),
