@@ -23,7 +23,7 @@ from lockstep.report.predict.prediction import LEARNED, Learned
 LARGEST = "Oneflow-Inc/DLPerf"
 HEADER = (
     "| predicted size | predictions | median error | worst error | `level`: median error "
-    "| worst error | 90 % intervals that hold | their median ends |",
+    "| worst error | 90 % intervals that contain the truth | their median ends |",
     "|---|---|---|---|---|---|---|---|",
 )
 
