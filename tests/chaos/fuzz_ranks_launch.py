@@ -131,6 +131,8 @@ def _launch(sequence: Sequence, words: str, address: str, store_pid: int) -> Lau
     options = [f"--comm-timeout={plan.comm_timeout_s}", f"--case-budget={plan.case_budget_s}"]
     options += ["--skip-failed", f"--after={words}"] if words else []
     before, bytes_before = ends(folder), journal_bytes(folder)
+    # The store is two processes here, a stand-in and what the server forked for it.
+    others = set(launched.inside(folder))
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launched.free_port())}
     if address:
         meeting = {"LOCKSTEP_STORE": address, "LOCKSTEP_STORE_PREFIX": f"launch {number}"}
@@ -161,7 +163,7 @@ def _launch(sequence: Sequence, words: str, address: str, store_pid: int) -> Lau
         num_ended=len(now),
         num_failed=now.count("fail"),
         is_hung=is_hung,
-        num_left=_end_the_rest(folder, store_pid),
+        num_left=_end_the_rest(folder, others),
     )
 
 
@@ -195,10 +197,10 @@ def _supervise(
     return ended, time.monotonic() - start > limit_s
 
 
-def _end_the_rest(folder: Path, store_pid: int) -> int:
-    """End what the ranks left behind, and return how much that was."""
+def _end_the_rest(folder: Path, others: set[int]) -> int:
+    """End what the ranks left behind, beside processes of others; return how much that was."""
     deadline = time.monotonic() + LEFT_S
-    while (left := set(launched.inside(folder)) - {store_pid}) and time.monotonic() < deadline:
+    while (left := set(launched.inside(folder)) - others) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     for pid in left:
         launched.kill(pid)
