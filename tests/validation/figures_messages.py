@@ -83,7 +83,6 @@ def _field(part: ast.expr) -> str:
 
 
 def main() -> None:
-    """Print the sentences, or a sample of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sample", type=int, help="how many to draw; all by default")
     parser.add_argument("--seed", type=int, default=0)

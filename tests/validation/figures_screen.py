@@ -11,6 +11,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -18,7 +19,7 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import kept  # noqa: E402, this script's own folder
+import parts  # noqa: E402, this script's own folder
 import screened  # noqa: E402
 from simulated_screens import Noise, Slow  # noqa: E402
 from simulated_screens import screened as simulated  # noqa: E402
@@ -58,10 +59,9 @@ def of_real(what: str, screen: Callable[[int | None], screened.Ended], draws: in
     lost = 0
     for number, slow in enumerate(plan):
         start = time.monotonic()
-        with kept.going(f"{number} {what}, slowed {slow}") as part:
-            ended = screen(slow)
-        lost += part.is_lost
-        if part.is_lost:
+        ended = parts.attempt(f"{number} {what}, slowed {slow}", partial(screen, slow))
+        if ended is None:
+            lost += 1
             continue
         seconds.append(time.monotonic() - start)
         names = {list(ended.lines)[slow]} if slow is not None else set()

@@ -45,7 +45,6 @@ def seats(num_nodes: int, ranks_per_node: int) -> list[Seat]:
 def screened(
     num_nodes: int, ranks_per_node: int, noise: Noise, slow: Slow | None = None
 ) -> Screening:
-    """Return what a screening of such nodes finds."""
     placed = seats(num_nodes, ranks_per_node)
     drift = [1 + 0.01 * repeat for repeat in range(REPEATS)]
 
