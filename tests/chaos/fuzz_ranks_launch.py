@@ -214,7 +214,8 @@ def _words(sequence: Sequence) -> str:
 
 def said(sequence: Sequence, launch: int, rank: int) -> list[str]:
     path = sequence.folder / f"out-{launch * sequence.plan.world_size + rank}.log"
-    return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    return text.splitlines()
 
 
 def journal_bytes(folder: Path) -> int:

@@ -22,13 +22,12 @@ from typing import Any
 
 import lab_runs
 import torch
-from lab_runs import Made, Run, Told
+from lab_runs import LOCAL_BATCH, WIDTH, Made, Run, Told
 from parts import line
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 # Each batch is met as often as the others, so that the mean over all of them is what is put in.
-LOCAL_BATCH, WIDTH, NUM_BATCHES = 32, 128, 20
+NUM_BATCHES = 20
 JITTER = 0.01
 # Parts of a device's sleep, between which a machine may freeze.
 PARTS = 6
@@ -72,8 +71,7 @@ class Step:
     def __post_init__(self) -> None:
         """Make the net, its optimizer and a batch, equal on all ranks."""
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(WIDTH, 256), nn.ReLU(), nn.Linear(256, 1))
-        self.ddp = DistributedDataParallel(net)
+        self.ddp = DistributedDataParallel(lab_runs.net())
         self.optimizer = torch.optim.SGD(self.ddp.parameters(), 0.01)
         self.batch = torch.randn(LOCAL_BATCH, WIDTH)
         self.jitter = random.Random(self.rank)  # noqa: S311

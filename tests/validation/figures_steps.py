@@ -15,12 +15,10 @@ from typing import Any
 import lab_runs
 import torch
 import torch.distributed as dist
-from lab_runs import Made, Run, Told
+from lab_runs import LOCAL_BATCH, WIDTH, Made, Run, Told, net
 from parts import line
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-LOCAL_BATCH, WIDTH = 32, 128
 # What a device takes for a batch; a sleep, so that other work on the cores matters little.
 DEVICE_S = 0.1
 LATER_S, FETCH_S = 0.05, 0.07
@@ -31,10 +29,6 @@ TINY_OPERATIONS = 12_000
 def make(run: Run, rank: int) -> Made:
     torch.manual_seed(0)
     return STEPS[run["kind"]](rank)
-
-
-def _net() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, 256), nn.ReLU(), nn.Linear(256, 1))
 
 
 def _batch() -> torch.Tensor:
@@ -79,7 +73,7 @@ def _trained(
 
 
 def _plain(**more: Any) -> Made:
-    ddp = DistributedDataParallel(_net())
+    ddp = DistributedDataParallel(net())
     return _trained(ddp, ddp, **more)
 
 
@@ -94,7 +88,7 @@ def _tiny(_rank: int) -> Made:
 
 
 def _accumulated(syncs: bool) -> Made:
-    ddp = DistributedDataParallel(_net())
+    ddp = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(ddp.parameters(), 0.01)
     fixed = _batch()
 
@@ -114,12 +108,11 @@ def _accumulated(syncs: bool) -> Made:
 def _sharded(_rank: int) -> Made:
     from torch.distributed.fsdp import fully_shard
 
-    net = fully_shard(_net())
-    return _trained(net, None)
+    return _trained(fully_shard(net()), None)
 
 
 def _compiled(_rank: int) -> Made:
-    ddp = DistributedDataParallel(_net())
+    ddp = DistributedDataParallel(net())
     return _trained(torch.compile(ddp), ddp, batches=[_batch() for _ in range(20)])
 
 

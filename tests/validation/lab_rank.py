@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
+from waiting_device import Seconds, Slowed, sleep
 
 from lockstep.measure import timing
 from lockstep.measure.step import variants
@@ -135,36 +135,12 @@ class Faults:
         return self.rank == 1
 
 
-Seconds = Callable[[], float]
-
 LOCAL_BATCH = 112
 PIXELS = 16
 # What a device computes, during which its host waits: in forward, and in each half of backward.
 DEVICE_S = 0.02
 # Of the steps of a device, as a standard deviation over its mean.
 JITTER = 0.02
-
-
-class Slowed(torch.autograd.Function):
-    """The identity, which takes its time in forward and in backward."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, values: torch.Tensor, forward_s: Seconds, backward_s: Seconds
-    ) -> torch.Tensor:
-        ctx.backward_s = backward_s
-        _sleep(forward_s())
-        return values.view_as(values)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        _sleep(ctx.backward_s())
-        return gradient, None, None
-
-
-def _sleep(seconds: float) -> None:
-    if seconds > 0:
-        time.sleep(seconds)
 
 
 class Net(nn.Module):
@@ -264,7 +240,7 @@ class Step:
 
     def full(self) -> None:
         """Wait for the loader, then train."""
-        _sleep(self.delays["loader"])
+        sleep(self.delays["loader"])
         self.resident()
 
     def own(self) -> None:
@@ -278,7 +254,7 @@ class Step:
         self.optimizer.step()
 
     def _hook(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        _sleep(self.delays["hook"])
+        sleep(self.delays["hook"])
         return allreduce_hook(state, bucket)
 
 

@@ -19,6 +19,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT)]
 
+LOCAL_BATCH, WIDTH = 32, 128
 Run = dict[str, Any]
 # What is told of a run: what bounds its step, as `lockstep.measure.causes.bound.Bound` has it.
 Told = dict[str, Any]
@@ -53,6 +54,13 @@ class Made:
     ddp: Any
     batches: Any
     samples: int
+
+
+def net() -> Any:
+    """Return the small net of the steps, (B, WIDTH) to (B, 1)."""
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(WIDTH, 256), nn.ReLU(), nn.Linear(256, 1))
 
 
 def kept(name: str) -> Path:
