@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import planted  # noqa: E402, since the paths above make it known
-from planted import CLEAN, PLANTED, Planted  # noqa: E402
+from planted import CLEAN, PLANTED  # noqa: E402
 
 from lockstep.report.check.checker import Finding, check  # noqa: E402
 from lockstep.report.load.reading import gather  # noqa: E402
@@ -25,10 +25,6 @@ from lockstep.report.load.reading import gather  # noqa: E402
 def findings(make: Callable[[Path], Path]) -> list[Finding]:
     with tempfile.TemporaryDirectory() as folder:
         return check(gather([make(Path(folder) / "set")]))
-
-
-def names_it(plant: Planted, found: list[Finding]) -> bool:
-    return any(one.rule == plant.rule and plant.where in one.where for one in found)
 
 
 def main() -> None:
@@ -41,14 +37,16 @@ def main() -> None:
     for draw in range(draws):
         planted.SEED_OFFSET = 1000 * draw
         for name, plant in PLANTED.items():
-            missed[name] += not names_it(plant, findings(plant.make))
+            found = findings(plant.make)
+            named = [one for one in found if one.rule == plant.rule and plant.where in one.where]
+            missed[name] += not named
         for name, make in CLEAN.items():
             rules = {one.rule for one in findings(make)}
             silent += not rules
             accused.update((name, rule) for rule in rules)
-    named = draws * len(PLANTED) - sum(missed.values())
+    share = 1 - missed.total() / (draws * len(PLANTED))
     print(f"{draws} draws of {len(PLANTED)} planted and {len(CLEAN)} clean campaigns")
-    print(f"planted and named   {named / draws / len(PLANTED):8.2%}   goal 100 % of the first draw")
+    print(f"planted and named   {share:8.2%}   goal 100 % of the first draw")
     print(f"clean and silent    {silent / draws / len(CLEAN):8.2%}   goal 100 % of the first draw")
     for name, count in (+missed).most_common():
         print(f"  {count:3} missed    {name}")

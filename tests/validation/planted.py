@@ -128,10 +128,6 @@ def joined(*tables: str) -> str:
     return "\n".join([head, *(line for text in tables for line in text.splitlines()[1:])]) + "\n"
 
 
-def block_of(content: dict[str, Any]) -> dict[str, Any]:
-    return content["benchmarks"][0]["extra_info"][KEY]
-
-
 # Planted: what a campaign of each is made by, the rule that must name it, and where it must point.
 
 
@@ -561,7 +557,7 @@ def without_stored(root: Path) -> Path:
 
     def bare(content: dict[str, Any], size: int, repeat: int) -> None:
         for name in ("samples", "elapsed_s", "mean_throughput_samples_per_s", "mean_mfu"):
-            del block_of(content)[name]
+            del content["benchmarks"][0]["extra_info"][KEY][name]
 
     return measured(root, 78, edit=bare)
 
