@@ -22,7 +22,6 @@ def run(command: click.Command, *arguments: object) -> Result:
 
 
 def finish(command: Sequence[object], **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command in its own process, and return how it ended with what it printed."""
     bounded = {"timeout": BOUNDED["timeout"]} if "input" in options else BOUNDED
     options = bounded | {"capture_output": True, "text": True, "check": False} | options
     return subprocess.run(list(map(str, command)), **options)

@@ -133,7 +133,6 @@ class Ground:
         return [entry["id"] for entry in map(json.loads, lines) if "id" in entry]
 
     def job(self) -> dict[str, Any]:
-        """Return how the job that was sent last stands, as `lockstep status --json` says it."""
         ended = self.lockstep("status", "results/fault", "--json")
         if not ended.stdout:
             raise RuntimeError(ended.stderr)
@@ -184,7 +183,6 @@ class Ground:
         return "".join(path.read_text(errors="replace") for path in paths)
 
     def exit_facts(self, job_id: str) -> dict[str, Any]:
-        """Return what the script of a job left about its end; empty before it."""
         path = self.results / "jobs" / f"exit-{job_id}.json"
         found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         return found
@@ -206,7 +204,6 @@ class Ground:
 
 @contextmanager
 def ground(name: str, **changes: Any) -> Iterator[Ground]:
-    """Give a campaign's folder, and leave no job of it."""
     made = Ground(name, **changes)
     try:
         yield made

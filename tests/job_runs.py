@@ -72,8 +72,6 @@ def plain(**changes):
 
 @dataclass(frozen=True)
 class JobRun:
-    """A folder in which a job's script is run."""
-
     folder: Path
     results: Path
 

@@ -254,7 +254,7 @@ def test_equal_buckets_are_named_with_their_real_sizes(full):
     assert part["notes"] == [
         "Figures show the first 2 of 3 groups of settings.",
         "mlp: bucket_cap_mb 25, 50 gave the same buckets at world size 1, 2, 4, so a difference "
-        "between them is noise."
+        "between them is noise.",
     ]
 
 

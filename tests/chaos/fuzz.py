@@ -86,7 +86,6 @@ class Reader:
 
 
 def _made(make: Callable[[Path], object], *places: str) -> list[bytes]:
-    """Return the files that something makes in a folder of its own."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make(folder)
@@ -177,7 +176,6 @@ def _report(folder: Path) -> None:
 
 
 def _judge(folder: Path) -> None:
-    """Ask all that judges results."""
     results = gather([folder])
     json.dumps([one.record() for one in checker.check(results)], allow_nan=False)
     found = gates.verdicts(targets.load("proposal"), results, None)
@@ -356,7 +354,6 @@ READERS = {
 
 @cache
 def samples(name: str) -> list[bytes]:
-    """Return a reader's valid contents."""
     return READERS[name].samples()
 
 

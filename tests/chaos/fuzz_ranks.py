@@ -45,7 +45,6 @@ def fuzz(plan: Plan, name: str, folder: Path) -> Result:
 
 
 def numbered(task: tuple[int, int, float]) -> Result:
-    """Run the sequence of a seed and a number."""
     seed, number, patience = task
     name = f"{seed}/{number}"
     plan = fuzz_ranks_plan.draw(Random(name), patience)  # noqa: S311, no secret
@@ -74,7 +73,6 @@ def main() -> int:
 
 
 def repeat(path: Path) -> int:
-    """Run the plan of a file."""
     folder = Path(tempfile.mkdtemp(prefix="lockstep-fuzz-")).resolve()
     plan = fuzz_ranks_plan.read(path.read_text(encoding="utf-8"))
     findings, _ = fuzz(plan, f"{path.name} in {folder}", folder)
@@ -82,7 +80,6 @@ def repeat(path: Path) -> int:
 
 
 def fuzz_all(asked: argparse.Namespace) -> int:
-    """Run the sequences that were asked for."""
     started, num_bad, total = time.monotonic(), 0, Counter[str]()
     tasks = [(asked.seed, number, asked.patience) for number in range(asked.sequences)]
     with ThreadPoolExecutor(asked.jobs) as pool:

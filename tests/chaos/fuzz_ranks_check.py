@@ -18,7 +18,7 @@ from fuzz_ranks_launch import (
     Sequence,
     case_number,
     ends,
-    last_line,
+    said,
 )
 from fuzz_ranks_plan import DIVERGENT, PHASES, SILENT, Case, Fault, Plan, expected_number
 
@@ -60,7 +60,6 @@ def fenced(path: Path) -> list[dict[str, Any]]:
 
 
 def _of_records(sequence: Sequence, lines: list[dict[str, Any]]) -> Iterator[str]:
-    """Judge what was written of each case."""
     plan = sequence.plan
     records = [(case_number(line["case"]), line) for line in lines if line["kind"] in ENDS]
     counted = Counter(number for number, _ in records)
@@ -137,7 +136,6 @@ def _names_a_culprit(plan: Plan, case: Case, reason: str) -> bool:
 
 
 def _of_launches(sequence: Sequence) -> Iterator[str]:
-    """Judge how long launches took and how they ended."""
     if sequence.num_unmet == MAX_UNMET_LAUNCHES:
         yield f"its ranks did not meet in {MAX_UNMET_LAUNCHES} launches; give them more --patience"
     for number, launched in enumerate(sequence.launches):
@@ -150,8 +148,8 @@ def _of_launches(sequence: Sequence) -> Iterator[str]:
             yield f"{where} left {launched.num_left} process(es) behind"
         for one in launched.ranks:
             if _is_odd(one, sequence, launched):
-                said = last_line(sequence.folder, number, one.rank)
-                yield f"{where}: {one}; the last it said: {said!r}"
+                last = said(sequence, number, one.rank)[-1:]
+                yield f"{where}: {one}; the last it said: {last}"
 
 
 def limit_s(launched: Launched, plan: Plan) -> float:

@@ -46,13 +46,11 @@ class Ended:
     Attributes:
         rank: Which one.
         code: Its exit code, or minus the signal that ended it.
-        after_s: Seconds after the start of its launch.
         is_ours: Whether the supervisor had told it to.
     """
 
     rank: int
     code: int
-    after_s: float
     is_ours: bool
 
     def __str__(self) -> str:
@@ -103,13 +101,13 @@ def run(plan: Plan, folder: Path) -> Sequence:
     (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
     sequence = Sequence(plan, folder)
     words, idle, address, pid = "", 0, "", 0
-    with ExitStack() as stores:
+    with launched.started(folder) as started, ExitStack() as stores:
         while len(ends(folder)) < len(plan.cases) and idle < MAX_IDLE_LAUNCHES:
             if sequence.num_unmet == MAX_UNMET_LAUNCHES:
                 break
             if plan.store == "outside" and not _answers(address):
                 address, pid = stores.enter_context(launched.store(folder))
-            latest = _launch(sequence, words, address, pid)
+            latest = _launch(sequence, started, words, address, pid)
             sequence.launches.append(latest)
             if latest.has_met:
                 words = _words(sequence)
@@ -126,11 +124,15 @@ def _answers(address: str) -> bool:
     return True
 
 
-def _launch(sequence: Sequence, words: str, address: str, store_pid: int) -> Launched:
+def _launch(
+    sequence: Sequence, started: launched.Started, words: str, address: str, store_pid: int
+) -> Launched:
     plan, folder, number = sequence.plan, sequence.folder, len(sequence.launches)
     options = [f"--comm-timeout={plan.comm_timeout_s}", f"--case-budget={plan.case_budget_s}"]
     options += ["--skip-failed", f"--after={words}"] if words else []
     before, bytes_before = ends(folder), journal_bytes(folder)
+    # The store is two processes here, a stand-in and what the server forked for it.
+    others = set(launched.inside(folder))
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launched.free_port())}
     if address:
         meeting = {"LOCKSTEP_STORE": address, "LOCKSTEP_STORE_PREFIX": f"launch {number}"}
@@ -139,18 +141,11 @@ def _launch(sequence: Sequence, words: str, address: str, store_pid: int) -> Lau
     environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(plan.world_size))
     environ["GLOO_SOCKET_IFNAME"] = "lo"
     start = time.monotonic()
-    alive = []
-    for rank in range(plan.world_size):
-        with _log(folder, number, rank).open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "pytest", CASES, *PYTEST_OPTIONS, *options],
-                cwd=folder,
-                env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        alive.append((rank, process))
+    command = [sys.executable, "-m", "pytest", str(CASES), *PYTEST_OPTIONS, *options]
+    alive = [
+        (rank, started.start(command, environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)}))
+        for rank in range(plan.world_size)
+    ]
     ranks, is_hung = _supervise(alive, start, plan)
     seconds = time.monotonic() - start
     now = [kind for case, kind in ends(folder).items() if case not in before]
@@ -161,7 +156,7 @@ def _launch(sequence: Sequence, words: str, address: str, store_pid: int) -> Lau
         num_ended=len(now),
         num_failed=now.count("fail"),
         is_hung=is_hung,
-        num_left=_end_the_rest(folder, store_pid),
+        num_left=_end_the_rest(folder, others),
     )
 
 
@@ -183,7 +178,7 @@ def _supervise(
             code = process.poll()
             if code is not None:
                 del alive[rank]
-                ended.append(Ended(rank, code, now - start, now >= told_at))
+                ended.append(Ended(rank, code, now >= told_at))
                 if code != 0:
                     told_at = min(told_at, now + plan.grace_s)
         for process in alive.values():
@@ -195,10 +190,10 @@ def _supervise(
     return ended, time.monotonic() - start > limit_s
 
 
-def _end_the_rest(folder: Path, store_pid: int) -> int:
-    """End what the ranks left behind, and return how much that was."""
+def _end_the_rest(folder: Path, others: set[int]) -> int:
+    """End what the ranks left behind, beside processes of others; return how much that was."""
     deadline = time.monotonic() + LEFT_S
-    while (left := set(launched.inside(folder)) - {store_pid}) and time.monotonic() < deadline:
+    while (left := set(launched.inside(folder)) - others) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     for pid in left:
         launched.kill(pid)
@@ -206,36 +201,24 @@ def _end_the_rest(folder: Path, store_pid: int) -> int:
 
 
 def _words(sequence: Sequence) -> str:
-    """Return how the latest launch ended: what its ranks say, else what their ends say."""
+    """Return how the latest launch ended: what its ranks say, else what their ends say.
+
+    Ranks say so themselves where they can reach nobody.
+    """
     number, ranks = len(sequence.launches) - 1, sequence.launches[-1].ranks
-    said = "; ".join(_said_by_ranks(sequence.folder, number, sequence.plan.world_size))
-    own = "; ".join(str(one) for one in ranks if one.code and not one.is_ours)
-    return (said or own or "its ranks ended before their last case")[:300]
+    lines = [line for one in ranks for line in said(sequence, number, one.rank)]
+    own = "; ".join(line for line in lines if line.startswith("lockstep: rank "))
+    ends = "; ".join(str(one) for one in ranks if one.code and not one.is_ours)
+    return (own or ends or "its ranks ended before their last case")[:300]
 
 
-def _said_by_ranks(folder: Path, number: int, world_size: int) -> list[str]:
-    """Return the sentences of ranks that could reach nobody."""
-    lines = (line for rank in range(world_size) for line in _lines(_log(folder, number, rank)))
-    return [line for line in lines if line.startswith("lockstep: rank ")]
-
-
-def last_line(folder: Path, launch: int, rank: int) -> str:
-    """Return the last that a rank said."""
-    return (_lines(_log(folder, launch, rank)) or [""])[-1]
-
-
-def _log(folder: Path, launch: int, rank: int) -> Path:
-    return folder / f"launch-{launch}-rank-{rank}.log"
-
-
-def _lines(path: Path) -> list[str]:
-    if not path.exists():
-        return []
-    return path.read_text(encoding="utf-8", errors="replace").splitlines()
+def said(sequence: Sequence, launch: int, rank: int) -> list[str]:
+    path = sequence.folder / f"out-{launch * sequence.plan.world_size + rank}.log"
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    return text.splitlines()
 
 
 def journal_bytes(folder: Path) -> int:
-    """Return the size of the journal."""
     path = folder / "out.journal.jsonl"
     return path.stat().st_size if path.exists() else 0
 
@@ -247,5 +230,4 @@ def ends(folder: Path) -> dict[int, str]:
 
 
 def case_number(case: str) -> int:
-    """Return the number of a case in its plan."""
     return int(case.partition("::test_")[2].partition("[")[0])

@@ -34,8 +34,6 @@ STUCK = 0.1
 
 @dataclass(frozen=True)
 class Fault:
-    """What one rank does in one phase of a case."""
-
     rank: int
     phase: str
     kind: str
@@ -66,7 +64,6 @@ class Plan:
 
     @property
     def comm_timeout_s(self) -> float:
-        """Time-out of a collective."""
         return 0.7 * self.patience
 
     @property
@@ -85,7 +82,6 @@ class Plan:
 
 
 def read(text: str) -> Plan:
-    """Read a plan that `to_json` wrote."""
     facts = json.loads(text)
     cases = tuple(tuple(Fault(**fault) for fault in case) for case in facts.pop("cases"))
     return Plan(**facts | {"cases": cases, "stuck": tuple(facts.get("stuck", ()))})
@@ -97,12 +93,10 @@ def own_number(case: int, phase: str, rank: int) -> int:
 
 
 def expected_number(case: int, phase: str, world_size: int) -> int:
-    """Return the sum of a phase over the ranks."""
     return sum(own_number(case, phase, rank) for rank in range(world_size))
 
 
 def draw(random: Random, patience: float = 1.0) -> Plan:
-    """Return a plan at random."""
     world_size = random.choice((2, 2, 3))
     store = random.choice(("outside", "outside", "rank-0"))
     num_cases = random.randint(3, 6)

@@ -189,7 +189,6 @@ class Local:
         return struck
 
     def _await(self, driver: psutil.Popen, victim: str) -> psutil.Process | None:
-        """Wait for a victim while the driver runs."""
         give_up = time.monotonic() + VICTIM_WAIT_S
         while driver.poll() is None and time.monotonic() < give_up:
             if found := [process for process, kind in _kinds(driver) if kind == victim]:
@@ -256,7 +255,6 @@ def _command(process: psutil.Process) -> str:
 
 
 def _kinds(driver: psutil.Popen) -> Iterator[tuple[psutil.Process, str]]:
-    """Yield the processes of a run, and what each is."""
     yield psutil.Process(driver.pid), "driver"
     for launcher in _children(driver):
         if "torch.distributed.run" not in _command(launcher):

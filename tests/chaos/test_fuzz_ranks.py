@@ -78,7 +78,7 @@ def ended(kind, reason):
 
 
 def launch(code=0, seconds=1.0, *, is_ours=False, has_met=True, is_hung=False, num_left=0):
-    return Launched([Ended(0, code, 1.0, is_ours)], seconds, has_met, 1, 0, is_hung, num_left)
+    return Launched([Ended(0, code, is_ours)], seconds, has_met, 1, 0, is_hung, num_left)
 
 
 def findings(folder, *launches, faults=(), lines=None, off=None):

@@ -7,11 +7,6 @@ from data.report_samples import document, provenance, record, write
 
 from lockstep.core.record import Epoch, Training
 
-CONFIG = {
-    "workload": "mlp", "data": "digits", "lr": 0.1, "momentum": 0.9, "scheduler": "none",
-    "precision": "fp32", "global_batch": 64, "local_batch": None,
-}  # fmt: skip
-
 
 def run(
     folder: Path,
@@ -24,7 +19,8 @@ def run(
     **config: Any,
 ) -> Path:
     """Write the launch `folder` of a run whose epochs take `epoch_s`, the first of them twice."""
-    case = trained(seed, world_size, device, accuracies, epoch_s, **CONFIG | config)
+    config = {"momentum": 0.9, "scheduler": "none"} | config
+    case = trained(seed, world_size, device, accuracies, epoch_s, **config)
     known = provenance(world_size, device_names=[device], threads_per_rank=threads_per_rank)
     name = f"test_train[seed={seed}]"
     facts = {"campaign": str(folder.parent), "provenance": known}

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -24,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import figures_control  # noqa: E402, this script's own folder
 import figures_runner  # noqa: E402
-import kept  # noqa: E402
+import parts  # noqa: E402
 from data.report_samples import document, record  # noqa: E402
 from pytest_benchmark.stats import Stats  # noqa: E402
 
@@ -53,10 +54,6 @@ PEAK_OF = (
     "import resource, subprocess, sys\n"
     "subprocess.run(sys.argv[1:], capture_output=True, check=True)\n"
     "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
-)
-ENTRY_POINT = (
-    "from importlib.metadata import entry_points\n"
-    "print(*(e.name for e in entry_points(group='pytest11') if e.value == 'lockstep.plugin'))"
 )
 
 
@@ -90,12 +87,7 @@ class Figure:
 
 
 HEADER = ["figure", "measured", "goal", "reached", "spread", "n", "note"]
-WIDTHS = (62, 8, 9, 7, 15, 2, 0)
-
-
-def line(cells: Sequence[str]) -> str:
-    """Return a line of the table, which is printed figure by figure."""
-    return "  ".join(cell.ljust(width) for cell, width in zip(cells, WIDTHS, strict=True)).rstrip()
+WIDTHS = ("<62", "<8", "<9", "<7", "<15", "<2", "")
 
 
 @dataclass(frozen=True)
@@ -199,12 +191,7 @@ def plugin(bench: Bench) -> list[Figure]:
     (bench.folder / "test_plain.py").write_text("def test_plain():\n    pass\n", encoding="utf-8")
     plain = ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(bench.folder / "test_plain.py"))
     without = (*plain, "-p", "no:lockstep.plugin")
-    if not bench.output(("-c", ENTRY_POINT)).strip():
-        sys.stderr.write("plugin: left out, for lockstep is not installed here\n")
-        return []
-    for command in (plain, without):
-        bench.output(command)
-    pairs = [(bench.wall_s(plain), bench.wall_s(without)) for _ in range(NUM_STARTS)]
+    pairs = in_turn(bench, (plain, without), NUM_STARTS)
     with_it, without_it = (median(times) for times in zip(*pairs, strict=True))
     cost_ms = (with_it - without_it) * 1e3
     note = f"{NUM_STARTS} starts each in turn, {with_it:.4g} s with it, {without_it:.4g} s without"
@@ -270,14 +257,15 @@ def causes(bench: Bench) -> list[Figure]:
 def start(bench: Bench) -> list[Figure]:
     """How soon does the command answer, beside an import of torch?"""
     pair = (("-m", "lockstep", "--help"), ("-c", "import torch"))
-    return [Figure("lockstep --help / import torch", in_turn(bench, pair), 0.12)]
+    ratios = [ours / theirs for ours, theirs in in_turn(bench, pair, bench.repeats)]
+    return [Figure("lockstep --help / import torch", ratios, 0.12)]
 
 
-def in_turn(bench: Bench, pair: Sequence[Sequence[str]]) -> list[float]:
-    """Return first / second command's wall time, taken in turn, after one untimed run of each."""
+def in_turn(bench: Bench, pair: Sequence[Sequence[str]], repeats: int) -> list[tuple[float, float]]:
+    """Return the wall times of two commands, taken in turn, after one untimed run of each."""
     for command in pair:
         bench.output(command)
-    return [bench.wall_s(pair[0]) / bench.wall_s(pair[1]) for _ in range(bench.repeats)]
+    return [(bench.wall_s(pair[0]), bench.wall_s(pair[1])) for _ in range(repeats)]
 
 
 def report(bench: Bench) -> list[Figure]:
@@ -334,9 +322,7 @@ def _report_times(bench: Bench, num_points: int) -> list[tuple[float, float]]:
     """Return seconds of `lockstep report` and of `pytest-benchmark compare`, per repeat."""
     ours = _report(bench, num_points)
     theirs = ("-m", "pytest_benchmark", "compare", *ours[3:-2])
-    for command in (ours, theirs):
-        bench.output(command)
-    return [(bench.wall_s(ours), bench.wall_s(theirs)) for _ in range(bench.repeats)]
+    return in_turn(bench, (ours, theirs), bench.repeats)
 
 
 FIGURES: dict[str, Callable[[Bench], list[Figure]]] = {
@@ -360,14 +346,15 @@ def main() -> int:
     if asked.repeats < 1:
         parser.error(f"--repeats {asked.repeats} is not 1 or more")
     started = time.perf_counter()
-    print(line(HEADER), flush=True)
+    print(parts.line(HEADER, WIDTHS), flush=True)
     lost = False
     with tempfile.TemporaryDirectory(prefix="lockstep-figures-") as folder:
+        bench = Bench(Path(folder), asked.repeats)
         for name in asked.only or FIGURES:
-            with kept.going(name) as part:
-                for figure in FIGURES[name](Bench(Path(folder), asked.repeats)):
-                    print(line(figure.row()), flush=True)
-            lost |= part.is_lost
+            found = parts.attempt(name, partial(FIGURES[name], bench))
+            lost |= found is None
+            for figure in found or ():
+                print(parts.line(figure.row(), WIDTHS), flush=True)
     busy = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     print(f"\n{time.perf_counter() - started:.0f} s, {busy}")
     return int(lost)

@@ -9,10 +9,10 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from lockstep.launch import session
+from lockstep.core import sizes
+from lockstep.launch import options, session
+from lockstep.launch.verdict import Ended
 
 NUM_CASES = 100
 WORLD_SIZE = 4
@@ -21,9 +21,6 @@ GOAL_MS = 10.0
 
 def case_ms(journal: Path) -> list[float]:
     """Return this rank's milliseconds of each case, shape (num_cases,)."""
-    from lockstep.core import sizes
-    from lockstep.launch import options, session
-
     settings = options.Settings(
         size_name="smoke",
         size=sizes.find("smoke"),
@@ -49,20 +46,16 @@ def case_ms(journal: Path) -> list[float]:
     launch.prepare([])
     launch.open_journal([], {})
     names = [f"case {number}" for number in range(NUM_CASES + 1)]
-    found = [_case_ms(launch, name, after) for name, after in pairwise(names)]
+    found = []
+    for name, next_name in pairwise(names):
+        start = time.perf_counter()
+        launch.begin(name)
+        launch.end_set_up(Ended())
+        launch.end_call(Ended(), lambda n=name: ({"kind": "case", "case": n, "benchmark": {}}, ""))
+        launch.leave_case(Ended(), next_name)
+        found.append((time.perf_counter() - start) * 1e3)
     launch.close()
     return found
-
-
-def _case_ms(launch: "session.LaunchSession", name: str, next_name: str) -> float:
-    from lockstep.launch.verdict import Ended
-
-    start = time.perf_counter()
-    launch.begin(name)
-    launch.end_set_up(Ended())
-    launch.end_call(Ended(), lambda: ({"kind": "case", "case": name, "benchmark": {}}, ""))
-    launch.leave_case(Ended(), next_name)
-    return (time.perf_counter() - start) * 1e3
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ import tomllib
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,8 +29,6 @@ def main() -> None:
     print(f"product: {num_lines(product.values()):,} lines, at most {MOST_PRODUCT:,}")
     print(f"modules: {len(product)}, at most {MOST_MODULES}")
     print(f"tests: {num_lines(tests.values()):,} lines, at most {MOST_TESTS:,}")
-    lengths = sorted(function_lengths(product.values()))
-    print(f"functions: {len(lengths):,}, the median has {median(lengths):.0f} lines")
     print(f"modules in import circles: {len(circles(import_graph()))}")
     for walk, hops in TABLE["walks"].items():
         print(f"{walk}: {len(hops)} hops in {len({hop.split(':')[0] for hop in hops})} modules")
@@ -72,12 +69,6 @@ def by_feature(
 
 def fits(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
-
-
-def function_lengths(paths: Iterable[Path]) -> list[int]:
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = (node for path in paths for node in ast.walk(ast.parse(path.read_text())))
-    return [(node.end_lineno or 0) - node.lineno + 1 for node in nodes if isinstance(node, kinds)]
 
 
 def import_graph() -> dict[str, set[str]]:

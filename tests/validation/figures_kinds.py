@@ -1,16 +1,15 @@
 """Five kinds of causes that come unevenly are put into steps, and found by explain and the fixture.
 
-    python tests/validation/figures_kinds.py [--out FOLDER] [--repeats 4] [--only explain,fixture]
+    python tests/validation/figures_kinds.py
 
 What comes in some steps on all ranks or on one, lengths that come with the batch, a slow beginning
 and pauses of the whole machine, and clean steps, on two gloo ranks; their numbers are drawn at
 random with a seed. A step is a small net in DDP, whose device is a sleep of known length with 1 %
 of jitter; what is put in is a sleep, too, so explain and the fixture are measured side by side.
 Wants a quiet machine, and takes about twenty minutes; what is measured is kept until the product
-changes, and with --judge only the figures of that are printed.
+changes.
 """
 
-import argparse
 import json
 import random
 import time
@@ -23,12 +22,12 @@ from typing import Any
 
 import lab_runs
 import torch
-from lab_runs import Made, Run, Told
-from torch import nn
+from lab_runs import LOCAL_BATCH, WIDTH, Made, Run, Told
+from parts import line
 from torch.nn.parallel import DistributedDataParallel
 
 # Each batch is met as often as the others, so that the mean over all of them is what is put in.
-LOCAL_BATCH, WIDTH, NUM_BATCHES = 32, 128, 20
+NUM_BATCHES = 20
 JITTER = 0.01
 # Parts of a device's sleep, between which a machine may freeze.
 PARTS = 6
@@ -72,8 +71,7 @@ class Step:
     def __post_init__(self) -> None:
         """Make the net, its optimizer and a batch, equal on all ranks."""
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(WIDTH, 256), nn.ReLU(), nn.Linear(256, 1))
-        self.ddp = DistributedDataParallel(net)
+        self.ddp = DistributedDataParallel(lab_runs.net())
         self.optimizer = torch.optim.SGD(self.ddp.parameters(), 0.01)
         self.batch = torch.randn(LOCAL_BATCH, WIDTH)
         self.jitter = random.Random(self.rank)  # noqa: S311
@@ -141,17 +139,17 @@ def truth_s(run: Run) -> float:
 
 
 def make(run: Run, rank: int) -> Made:
-    """Return the step of a run on a rank."""
     step = Step(run, rank)
     return Made(step, step.ddp, step.batches, LOCAL_BATCH)
 
 
-RANKS, LAUNCHES, NUM_CLEAN = 2, 3, 10
+RANKS, LAUNCHES, NUM_CLEAN, REPEATS = 2, 3, 10, 4
 KINDS = ("together", "one rank", "lengths", "beginning", "pauses")
 NEAR = 0.05
 # What a step of its own work alone may be bound by.
 OWN = ("own", "compute")
 WHERE = ("explain", "fixture, 1 launch", f"fixture, {LAUNCHES} launches")
+WIDTHS = ("<10", "<19", ">17", ">17", ">17", ">17")
 
 
 @dataclass(frozen=True)
@@ -194,11 +192,9 @@ class Found:
 
     @property
     def is_near(self) -> bool:
-        """Whether the share found is near what is put in."""
         return self.told is not None and abs(self.share - self.truth) <= NEAR
 
     def __str__(self) -> str:
-        """Tell what was found, for a line of what is wrong."""
         if self.told is None:
             return f"{lab_runs.name_of(self.run)}: no causes"
         named = ", ".join(
@@ -212,27 +208,21 @@ class Found:
         )
 
 
-def plans(repeats: int) -> dict[str, list[Run]]:
-    """Return the runs by the name of their campaign."""
-    found = {f"kinds-{seed}": [draw(kind, seed) for kind in KINDS] for seed in range(repeats)}
-    return found | {"clean": [draw("clean", seed) for seed in range(NUM_CLEAN)]}
-
-
-def measure(asked: argparse.Namespace) -> None:
-    """Measure what is missing of what was asked for."""
-    campaigns = plans(asked.repeats)
+def measure(out: Path) -> None:
+    campaigns = {f"kinds-{seed}": [draw(kind, seed) for kind in KINDS] for seed in range(REPEATS)}
+    campaigns["clean"] = [draw("clean", seed) for seed in range(NUM_CLEAN)]
 
     def explain() -> None:
         for runs in campaigns.values():
-            lab_runs.explain("figures_kinds", runs, asked.out / "explain.jsonl", RANKS)
+            lab_runs.explain("figures_kinds", runs, out / "explain.jsonl", RANKS)
 
     def fixture() -> None:
         for name, runs in campaigns.items():
-            lab_runs.fixture("figures_kinds", runs, asked.out / name, str(RANKS), LAUNCHES)
+            lab_runs.fixture("figures_kinds", runs, out / name, str(RANKS), LAUNCHES)
 
-    lanes = {"explain": explain, "fixture": fixture}
-    with ThreadPoolExecutor(len(lanes)) as pool:
-        list(pool.map(lambda name: lanes[name](), asked.only.split(",")))
+    with ThreadPoolExecutor(2) as pool:
+        for lane in [pool.submit(explain), pool.submit(fixture)]:
+            lane.result()
 
 
 def found_in(out: Path) -> Iterator[tuple[str, Found]]:
@@ -252,54 +242,35 @@ def found_in(out: Path) -> Iterator[tuple[str, Found]]:
 
 
 def show(out: Path) -> None:
-    """Print the figures of all that a folder keeps."""
     each = list(found_in(out))
-    print(_row("kind", "where", "verdict right", "share near", "mean error", "most"))
-    for kind in KINDS:
+    print(line(["kind", "where", "verdict right", "share near", "mean error", "most"], WIDTHS))
+    for kind in (*KINDS, "all"):
         for where in WHERE:
-            some = [one for place, one in each if place == where and one.run["kind"] == kind]
-            if some:
-                print(_row(kind, where, *_figures(some)))
-    for where in WHERE:
-        some = [one for place, one in each if place == where and one.run["kind"] != "clean"]
-        if some:
-            print(_row("all", where, *_figures(some)))
+            some = [one for place, one in each if place == where and one.run["kind"] != "clean"]
+            if some := [one for one in some if kind in ("all", one.run["kind"])]:
+                print(line([kind, where, *_figures(some)], WIDTHS))
     print("goals: verdict right in 95 %; shares within 5 points of what is put in")
-    _clean([(place, one) for place, one in each if one.run["kind"] == "clean"])
+    for where in WHERE:
+        some = [one for place, one in each if place == where and one.run["kind"] == "clean"]
+        called = [one for one in some if one.told and one.told["kind"] in ("imbalance", "input")]
+        right = sum(one.is_right for one in some)
+        if some:
+            print(f"clean steps, {where}: called imbalance or input {len(called)} of {len(some)} "
+                  f"(goal 0); own work alone {right} of {len(some)}")  # fmt: skip
     for place, one in each:
         if not (one.is_right and (one.is_near or one.run["kind"] in ("beginning", "clean"))):
             print(f"  {place}: {one}")
 
 
 def _figures(some: Sequence[Found]) -> list[str]:
-    right, near = (sum(map(test, some)) for test in (_is_right, _is_near))
+    right, near = sum(one.is_right for one in some), sum(one.is_near for one in some)
     errors = [abs(one.share - one.truth) for one in some if one.told]
     shown = [f"{right} of {len(some)} ({right / len(some):.0%})"]
     return [*shown, f"{near} of {len(some)}", f"{100 * sum(errors) / max(len(errors), 1):.1f}",
             f"{100 * max(errors, default=0.0):.1f} points"]  # fmt: skip
 
 
-def _is_right(one: Found) -> bool:
-    return one.is_right
-
-
-def _is_near(one: Found) -> bool:
-    return one.is_near
-
-
-def _clean(each: Sequence[tuple[str, Found]]) -> None:
-    for where in WHERE:
-        some = [one for place, one in each if place == where]
-        called = [one for one in some if one.told and one.told["kind"] in ("imbalance", "input")]
-        right = sum(one.is_right for one in some)
-        if some:
-            print(f"clean steps, {where}: called imbalance or input {len(called)} of {len(some)} "
-                  f"(goal 0); own work alone {right} of {len(some)}")  # fmt: skip
-
-
-def _row(*cells: str) -> str:
-    return f"{cells[0]:10}  {cells[1]:19}" + "".join(f"  {cell:>17}" for cell in cells[2:])
-
-
 if __name__ == "__main__":
-    lab_runs.command(__doc__, "lab-kinds", measure, show)
+    kept = lab_runs.kept("lab-kinds")
+    measure(kept)
+    show(kept)

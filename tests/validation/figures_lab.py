@@ -1,6 +1,6 @@
 """The laboratory: causes of known size are put into real training steps, and found again.
 
-    python tests/validation/figures_lab.py [--out FILE] [--repeats 3] [--only SECTION,SECTION]
+    python tests/validation/figures_lab.py [--only SECTION,SECTION] [--judge]
 
 Two gloo ranks on two stand-in nodes, each with a core of its own, train a small net. Six causes in
 three strengths, pairs of causes, clean runs, a rank that is slow in backward alone, and links of
@@ -17,7 +17,7 @@ import math
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist, fmean, median
@@ -28,8 +28,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import kept  # noqa: E402, this script's own folder
 from namespaces import linked  # noqa: E402
+from parts import line  # noqa: E402, this script's own folder
 
 from lockstep.measure.causes import bound  # noqa: E402
 from lockstep.measure.causes.bound import (  # noqa: E402
@@ -51,6 +51,7 @@ TRUTH: dict[str, LostCause] = {
     "cores": "contention",
 }
 STRENGTHS = ("weak", "middle", "strong")
+WIDTHS = (">13",) * 6
 CONFIDENCE = 0.9
 # The turns that tell what was put in; and of causes that a step has a little of by itself, those
 # that tell how much.
@@ -96,7 +97,6 @@ class Judged:
 
 
 def show(path: Path) -> None:
-    """Print the figures of the runs that a file keeps, each section that it has."""
     runs = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     sections: dict[str, Callable[[list[dict[str, Any]]], None]] = {
         "cause": _causes,
@@ -108,8 +108,7 @@ def show(path: Path) -> None:
     for name, shown in sections.items():
         if found := [run for run in runs if run["section"] == name]:
             shown(found)
-    traced = [judged(run) for run in runs if run.get("shares_of_trace")]
-    if traced:
+    if traced := [judged(run) for run in runs if run["share_of_trace"] is not None]:
         _traces(traced)
 
 
@@ -151,23 +150,19 @@ def _arrays(found: dict[str, Any]) -> dict[str, Any]:
     return {name: np.array(seconds) for name, seconds in found.items()}
 
 
-def _step_s(turns: dict[str, Any]) -> float:
-    return float(turns["full"].max(axis=0).mean())
-
-
 def _causes(runs: list[dict[str, Any]]) -> None:
     each = [judged(run) for run in runs]
     print(f"\n{len(each)} runs with one cause: share of the step, put in and found")
-    print(_row("cause", "strength", "put in", "found", "error", "verdict right"))
+    print(line(["cause", "strength", "put in", "found", "error", "verdict right"], WIDTHS))
     for name in TRUTH:
         for number, strength in enumerate(STRENGTHS):
             some = [one for one in each if one.run["causes"] == [name]
                     and one.run["strength"] == number]  # fmt: skip
             if some:
-                print(_row(name, strength, _percent(one.truth for one in some),
-                           _percent(one.found(TRUTH[name]) for one in some),
-                           _percent(map(_error, some)),
-                           f"{sum(map(_is_right, some))} of {len(some)}"))  # fmt: skip
+                shares = ([one.truth for one in some], [one.found(TRUTH[name]) for one in some])
+                cells = [f"{fmean(each):.1%}" for each in (*shares, map(_error, some))]
+                right = f"{sum(map(_is_right, some))} of {len(some)}"
+                print(line([name, strength, *cells, right], WIDTHS))
     weak = [_error(one) for one in each if one.run["strength"] == 0]
     other = [_error(one) for one in each if one.run["strength"] > 0]
     right = sum(map(_is_right, each))
@@ -244,7 +239,7 @@ def _changes(runs: list[dict[str, Any]]) -> None:
     for run in sorted(runs, key=lambda one: (one["change"], str(one["faults"]))):
         one = judged(run)
         (gain,) = (gain for gain in one.bound.gains if gain.change == run["change"])
-        measured = _step_s(_arrays(run["seconds"]["changed"]))
+        measured = float(np.max(run["seconds"]["changed"]["full"], axis=0).mean())
         errors.append(abs(gain.step_s - measured) / measured)
         print(f"  {run['change']}, {run['faults']['fault']}, {len(run['bytes'])} buckets: "
               f"{_ms(one.bound.step_s)} now, {_ms(gain.step_s)} modelled, {_ms(measured)} "
@@ -274,23 +269,14 @@ def _traces(each: Sequence[Judged]) -> None:
         natural = float(divide(_arrays(one.run["seconds"]["base"]))["exposed"]) / one.bound.step_s
         truth = one.truth if "exposed" in one.wanted else natural
         ours.append(abs(max(one.found("exposed"), 0.0) - truth))
-        theirs.append(abs(one.run["shares_of_trace"]["communication"] - truth))
+        theirs.append(abs(one.run["share_of_trace"] - truth))
     print(f"\nshare of communication, {len(each)} runs with at most one cause: mean error "
           f"{100 * fmean(ours):.1f} points by variants, {100 * fmean(theirs):.1f} by the trace, "
           f"a ratio of {fmean(ours) / fmean(theirs):.2f} (goal 0.33)")  # fmt: skip
 
 
-def _percent(values: Iterable[float]) -> str:
-    found = list(values)
-    return f"{100 * fmean(found):.1f} %" if found else str(math.nan)
-
-
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms"
-
-
-def _row(*cells: str) -> str:
-    return "  ".join(f"{cell:>13}" for cell in cells)
 
 
 UNLIMITED = 20e9
@@ -299,6 +285,8 @@ PATIENCE_S = 4 * 3600
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
 BLOCKS = 10
 SEED = 1
+REPEATS = 3
+OUT = ROOT / "results" / "lab.jsonl"
 ALL = ["full", "resident", "own", "half", "reduce"]
 # What a run measures: the step with its faults, what it is held against, and the truth beside both.
 STATES = {"fault": ALL, "base": ["full", "own"], "truth": ["full"], "none": ["full"]}
@@ -338,29 +326,25 @@ BUCKET_CAPS_MB = (None, 0.1)
 DELAYS_S = (0.006, 0.012, 0.03, 0.06)
 
 
-def causes(repeats: int) -> Iterator[dict[str, Any]]:
-    """Yield the runs with one cause."""
+def causes() -> Iterator[dict[str, Any]]:
     for cause, strengths in CAUSES.items():
         for strength, faults in enumerate(strengths):
-            for repeat in range(repeats):
+            for repeat in range(REPEATS):
                 fault = faults[repeat % len(faults)]
                 yield _run("cause", [cause], fault, strength=strength, trace=True)
 
 
-def pairs(repeats: int) -> Iterator[dict[str, Any]]:
-    """Yield the runs with two causes of the middle strength."""
-    for (one, other), repeat in itertools.product(PAIRS, range(max(repeats - 2, 1))):
-        faults = [CAUSES[cause][1][repeat % len(CAUSES[cause][1])] for cause in (one, other)]
-        yield _run("pair", [one, other], faults[0] | faults[1])
+def pairs() -> Iterator[dict[str, Any]]:
+    for one, other in PAIRS:
+        yield _run("pair", [one, other], CAUSES[one][1][0] | CAUSES[other][1][0])
 
 
-def clean(_repeats: int) -> Iterator[dict[str, Any]]:
-    """Yield the runs without a fault."""
+def clean() -> Iterator[dict[str, Any]]:
     for _ in range(CLEAN_RUNS):
         yield _run("clean", [], {}, trace=True)
 
 
-def slow(_repeats: int) -> Iterator[dict[str, Any]]:
+def slow() -> Iterator[dict[str, Any]]:
     """Yield the cases with a rank that is slow in backward alone."""
     for share, count in SLOW_CASES.items():
         for _ in range(count):
@@ -370,7 +354,7 @@ def slow(_repeats: int) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def changes(_repeats: int) -> Iterator[dict[str, Any]]:
+def changes() -> Iterator[dict[str, Any]]:
     """Yield runs whose links are then doubled, or whose slow rank is mended."""
     for rate, cap in itertools.product(RATES, BUCKET_CAPS_MB):
         yield _changed("link twice as fast", {"link": rate}, {"link": 2 * rate}, cap)
@@ -397,8 +381,8 @@ def _changed(change: str, fault: Fault, other: Fault, cap: float | None) -> dict
             "faults": {"fault": fault, "changed": other}}  # fmt: skip
 
 
-def measure(plan: Sequence[dict[str, Any]], out: Path) -> None:
-    """Measure the runs of a plan on two ranks, and add a line each to a file.
+def measure(plan: Sequence[dict[str, Any]]) -> None:
+    """Measure the runs of a plan on two ranks, and keep a line of each.
 
     Raises:
         RuntimeError: A rank failed.
@@ -408,34 +392,27 @@ def measure(plan: Sequence[dict[str, Any]], out: Path) -> None:
     with tempfile.TemporaryDirectory() as folder, linked(UNLIMITED, ranks=2) as links:
         path = Path(folder) / "plan.json"
         path.write_text(json.dumps(plan), encoding="utf-8")
-        command = [f"{here}/lab_rank.py", str(path), str(out.absolute())]
+        command = [f"{here}/lab_rank.py", str(path), str(OUT)]
         links.run(command, Path(folder), PATIENCE_S, first=False, **env)
 
 
-def main() -> int:
-    """Measure what was asked for, and print the figures of all that is kept; 1 if a rank failed."""
+def main() -> None:
+    """Measure what was asked for, and print the figures of all that is kept."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "lab.jsonl")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--computes", choices=["cpu", "device"], help="where every step computes")
     parser.add_argument("--only", default=",".join(SECTIONS))
     parser.add_argument("--judge", action="store_true", help="print the figures of what is kept")
     asked = parser.parse_args()
-    is_lost = False
-    if not asked.judge:
-        plan = [run for name in asked.only.split(",") for run in SECTIONS[name](asked.repeats)]
-        if asked.computes:
-            plan = [run | {"computes": asked.computes} for run in plan]
-        random.Random(SEED).shuffle(plan)  # noqa: S311
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        if asked.out.exists():
-            asked.out.rename(asked.out.with_suffix(".before.jsonl"))
-        with kept.going("laboratory") as part:
-            measure(plan, asked.out)
-        is_lost = part.is_lost
-    show(asked.out)
-    return int(is_lost)
+    plan = [run for name in asked.only.split(",") for run in SECTIONS[name]()]
+    random.Random(SEED).shuffle(plan)  # noqa: S311
+    try:
+        if not asked.judge:
+            OUT.parent.mkdir(parents=True, exist_ok=True)
+            if OUT.exists():
+                OUT.rename(OUT.with_suffix(".before.jsonl"))
+            measure(plan)
+    finally:
+        show(OUT)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,10 +2,9 @@
 
 Two nodes of this machine are joined by links that `tc` holds to a rate. Their ranks measure the
 suite's own collectives, in several launches, and the fit of the report is put beside what was set.
-As root: `tests/validation/figures_links.py [--rates 500 1000] [--repeats 3]`.
+As root: `tests/validation/figures_links.py`.
 """
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -20,8 +19,9 @@ from lockstep.report.compute.scaling import series_of  # noqa: E402
 from lockstep.report.load.reading import load  # noqa: E402
 from lockstep.report.page.collective_tables import sweeps  # noqa: E402
 
-NUM_RANKS = 2
-OPTIONS = ("-q", "--device=cpu", "--threads-per-rank=1", "-m", "collective")
+NUM_RANKS, NUM_LAUNCHES = 2, 3
+RATES_BIT_PER_S = (250e6, 500e6, 1000e6)
+OPTIONS = ("-q", "--device=cpu", "--threads-per-rank=1", "-m", "collective", "--size=laptop")
 PATIENCE_S = 600
 # How far a fitted rate may be from the one that was set.
 TOLERANCE = 0.1
@@ -53,21 +53,16 @@ def judge(folder: Path, rate_bit_per_s: float) -> bool:
 
 def main() -> None:
     """Measure at each rate, and end with 1 where a fit is far from it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rates", type=float, nargs="+", default=[500.0, 1000.0], help="Mbit/s")
-    parser.add_argument("--repeats", type=int, default=3, help="launches at each rate")
-    parser.add_argument("--size", default="laptop", help="message sizes and rounds")
-    asked = parser.parse_args()
     are_near = True
-    with linked(asked.rates[0] * 1e6, NUM_RANKS) as joined:
-        for rate in asked.rates:
-            joined.set_rate(rate * 1e6)
+    with linked(RATES_BIT_PER_S[0], NUM_RANKS) as joined:
+        for rate in RATES_BIT_PER_S:
+            joined.set_rate(rate)
             with tempfile.TemporaryDirectory(prefix="lockstep-links-") as folder:
-                for repeat in range(asked.repeats):
+                for repeat in range(NUM_LAUNCHES):
                     result = f"--benchmark-json={folder}/w{NUM_RANKS}-r{repeat}.json"
-                    command = ["-m", "pytest", "bench", *OPTIONS, f"--size={asked.size}", result]
+                    command = ["-m", "pytest", "bench", *OPTIONS, result]
                     joined.run(command, Path(folder), PATIENCE_S)
-                are_near &= judge(Path(folder), rate * 1e6)
+                are_near &= judge(Path(folder), rate)
     sys.exit(0 if are_near else 1)
 
 

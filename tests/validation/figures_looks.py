@@ -204,7 +204,6 @@ def cell(share: float, draws: int, most: float) -> str:
 
 
 def main() -> None:
-    """Print the tables, with goals."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=float, default=1.0, help="times the usual number of draws")
     times = parser.parse_args().draws

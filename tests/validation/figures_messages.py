@@ -18,10 +18,10 @@ WORD = re.compile(r"[(\"']?[A-Za-z][a-z'-]*[)\"'.,;:?!]*")
 MOST_WORDS, MOST_OF_CELL = 12_000, 30
 
 
-def documents(root: Path = ROOT) -> dict[str, str]:
+def documents() -> dict[str, str]:
     """Return page -> its text outside code blocks, without the targets of links."""
-    pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
-    texts = {str(page.relative_to(root)): page.read_text() for page in pages}
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    texts = {str(page.relative_to(ROOT)): page.read_text() for page in pages}
     block = re.compile(r"^```.*?^```", re.M | re.S)
     return {page: re.sub(r"\]\([^)]*\)", "]", block.sub("", text)) for page, text in texts.items()}
 
@@ -38,11 +38,11 @@ def long_cells(text: str) -> list[str]:
     return [cell for cell in cells if num_words(cell) > MOST_OF_CELL]
 
 
-def messages(root: Path = ROOT) -> list[tuple[str, str]]:
+def messages() -> list[tuple[str, str]]:
     """Return (file:line, sentence) of each string of the product that is a sentence to read."""
     return [
-        (f"{path.relative_to(root)}:{line}", text)
-        for path in sorted((root / "lockstep").rglob("*.py"))
+        (f"{path.relative_to(ROOT)}:{line}", text)
+        for path in sorted((ROOT / "lockstep").rglob("*.py"))
         for line, text in _strings(ast.parse(path.read_text()))
         if not text.startswith((",", ";"))  # the rest of another sentence
         if sum(bool(WORD.fullmatch(part)) for part in text.split()) >= LEAST_WORDS
@@ -83,7 +83,6 @@ def _field(part: ast.expr) -> str:
 
 
 def main() -> None:
-    """Print the sentences, or a sample of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sample", type=int, help="how many to draw; all by default")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""What predictions are worth on published ladders, beside a ruler, and what is learned from them.
+"""What predictions are worth on published ladders, beside a ruler.
 
     python tests/validation/figures_models.py
 
@@ -14,10 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import click
 import published
-
-from lockstep.report.predict.prediction import LEARNED, Learned
 
 # The source of most ladders, all on four nodes of eight V100.
 LARGEST = "Oneflow-Inc/DLPerf"
@@ -26,13 +23,6 @@ HEADER = (
     "| worst error | 90 % intervals that contain the truth | their median ends |",
     "|---|---|---|---|---|---|---|---|",
 )
-
-
-def main() -> None:
-    """Print what was learned, and the table of docs/validation.md with the goals."""
-    _print_learned()
-    click.echo("\n" + "\n".join(table()))
-    _print_goals(published.cases())
 
 
 def table() -> list[str]:
@@ -77,33 +67,5 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _print_goals(cases: Sequence[published.Case]) -> None:
-    answered = [case for case in cases if not case.is_refused]
-    found = [case.foretold(published.learned(case.source)) for case in answered]
-    pairs = list(zip(answered, found, strict=True))
-    held = sum((one.low or 0) <= case.true <= (one.high or 0) for case, one in pairs)
-    error = statistics.median(abs(case.error(one)) for case, one in pairs)
-    ruler = statistics.median(abs(case.ruler()) for case in answered)
-    click.echo(
-        f"\nrefused {_percent(1 - len(answered) / len(cases))} of {len(cases)} "
-        f"(goal at most 10 %); the 90 % interval holds {_percent(held / len(answered))} "
-        f"(goal 85 to 95 %); median error {_percent(error)} "
-        f"(goal at most the ruler's, {_percent(ruler)})"
-    )
-
-
-def _print_learned() -> None:
-    click.echo("\nlearned: each rule's mean error one doubling on, and the interval's scale")
-    for source in published.sources():
-        click.echo(f"  without {source[:50]:50} {_learned_text(published.learned(source))}")
-    click.echo(f"  from all{'':50} {_learned_text(published.learned())}")
-    click.echo(f"  in use  {'':50} {_learned_text(LEARNED)}")
-
-
-def _learned_text(known: Learned) -> str:
-    errors = "  ".join(f"{name} {error:.4f}" for name, error in known.errors.items())
-    return f"{errors}  scale {known.scale:.2f}"
-
-
 if __name__ == "__main__":
-    main()
+    print("\n".join(table()))

@@ -13,12 +13,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
+import torchvision
+from torch import distributed, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
-    from lockstep.ranks.process_group import World
+from lockstep import workloads
+from lockstep.machine import telemetry
+from lockstep.measure import timing
+from lockstep.measure.step.train_step import StepConfig, TrainStep, parameter_checksum
+from lockstep.ranks import process_group
+from lockstep.ranks.process_group import World
 
 LEARNING_RATE = 0.01
 MOMENTUM = 0.9
@@ -59,11 +67,8 @@ PLANS = {
 }
 
 
-def bare_model(workload: str) -> "torch.nn.Module":
+def bare_model(workload: str) -> nn.Module:
     """Return the model as one would write it by hand."""
-    import torchvision
-    from torch import nn
-
     if workload == "resnet18":
         return torchvision.models.resnet18(num_classes=NUM_CLASSES)  # type: ignore[no-any-return]
     return nn.Sequential(
@@ -71,15 +76,8 @@ def bare_model(workload: str) -> "torch.nn.Module":
     )
 
 
-def bare_turn(
-    model: "torch.nn.Module", plan: Plan, inputs: "torch.Tensor", targets: "torch.Tensor"
-) -> Turn:
+def bare_turn(model: nn.Module, plan: Plan, inputs: torch.Tensor, targets: torch.Tensor) -> Turn:
     """Return a turn of the bare loop, with nothing of ours in it."""
-    import torch
-    from torch import distributed
-    from torch.nn.functional import cross_entropy
-    from torch.nn.parallel import DistributedDataParallel
-
     ddp = DistributedDataParallel(model)
     # fused as in the runner: left open, SGD would look for a default at every update
     optimizer = torch.optim.SGD(ddp.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, fused=False)
@@ -99,17 +97,9 @@ def bare_turn(
 
 
 def runner_turn(
-    world: "World",
-    model: "torch.nn.Module",
-    plan: Plan,
-    inputs: "torch.Tensor",
-    targets: "torch.Tensor",
+    world: World, model: nn.Module, plan: Plan, inputs: torch.Tensor, targets: torch.Tensor
 ) -> Turn:
     """Return a turn as a measured case runs it."""
-    from lockstep import workloads
-    from lockstep.measure import timing
-    from lockstep.measure.step.train_step import StepConfig, TrainStep
-
     loss = workloads.make(plan.workload).loss
     step = TrainStep(model, loss, StepConfig(lr=LEARNING_RATE, momentum=MOMENTUM), world.device)
     return lambda: timing.time_rounds(
@@ -120,18 +110,12 @@ def runner_turn(
     )
 
 
-def compare(world: "World", name: str) -> tuple[list[float], list[float]]:
+def compare(world: World, name: str) -> tuple[list[float], list[float]]:
     """Return this rank's round times of the two loops of a plan.
 
     Raises:
         RuntimeError: The bare loop and the runner trained to different parameters.
     """
-    import torch
-
-    from lockstep import workloads
-    from lockstep.machine import telemetry
-    from lockstep.measure.step.train_step import parameter_checksum
-
     plan = PLANS[name]
     workload = workloads.make(plan.workload)
     generator = torch.Generator().manual_seed(1 + world.rank)
@@ -174,11 +158,7 @@ def alternate(pair: tuple[Turn, Turn], num_turns: int) -> tuple[list[float], lis
 
 def main() -> None:
     """Compare each plan on the ranks torchrun started; write the ratios to the file named."""
-    from torch import distributed
-
-    from lockstep.ranks import process_group as world
-
-    joined = world.join(device="cpu", threads_per_rank=1)
+    joined = process_group.join(device="cpu", threads_per_rank=1)
     ratios: dict[str, float] = {}
     for name in PLANS:
         per_rank: list[Any] = [None] * joined.world_size
@@ -193,7 +173,7 @@ def main() -> None:
         Path(sys.argv[1]).write_text(json.dumps(ratios), encoding="utf-8")
     distributed.barrier()  # nobody leaves before the ratios are written
     gc.collect()
-    world.leave()
+    process_group.leave()
 
 
 if __name__ == "__main__":

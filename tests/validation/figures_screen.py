@@ -9,16 +9,15 @@ ones in a random order. The real ones need root.
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
-from statistics import median
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import kept  # noqa: E402, this script's own folder
+import parts  # noqa: E402, this script's own folder
 import screened  # noqa: E402
 from simulated_screens import Noise, Slow  # noqa: E402
 from simulated_screens import screened as simulated  # noqa: E402
@@ -54,30 +53,21 @@ def of_real(what: str, screen: Callable[[int | None], screened.Ended], draws: in
     order = Random(SEED)  # noqa: S311, no secret
     slowed = [i % screened.NUM_NODES for i in range(draws)]
     plan = order.sample([*slowed, *[None] * draws], 2 * draws)
-    right, beside, alarms, within, seconds = 0, 0, 0, 0, []
-    lost = 0
+    right = beside = alarms = lost = 0
     for number, slow in enumerate(plan):
-        start = time.monotonic()
-        with kept.going(f"{number} {what}, slowed {slow}") as part:
-            ended = screen(slow)
-        lost += part.is_lost
-        if part.is_lost:
+        ended = parts.attempt(f"{number} {what}, slowed {slow}", partial(screen, slow))
+        if ended is None:
+            lost += 1
             continue
-        seconds.append(time.monotonic() - start)
         names = {list(ended.lines)[slow]} if slow is not None else set()
         right += slow is not None and names <= set(ended.kinds)
         beside += slow is not None and bool(set(ended.kinds) - names)
         alarms += slow is None and bool(ended.kinds)
-        within += ended.is_within_promise
-        steps = max(line["steps"] for line in ended.lines.values())
-        print(f"  {number:>2} {what}, slowed {slow}: {ended.kinds}, {steps} steps", flush=True)
+        print(f"  {number:>2} {what}, slowed {slow}: {ended.kinds}", flush=True)
     if lost:
         print(f"{what}: {lost} of {2 * draws} screenings were not measured, and count as not named")
     print(f"{what}, one slowed: named in {right} of {draws}, another beside it in {beside}")
     print(f"{what}, clean: anything named in {alarms} of {draws}")
-    print(f"{what}: within the promised steps in {within} of {2 * draws}")
-    if seconds:
-        print(f"{what}: {median(seconds):.0f} s a screening, {max(seconds):.0f} s at most")
     return lost
 
 

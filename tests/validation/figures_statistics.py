@@ -38,7 +38,6 @@ NUM_ROUNDS = (8, 12, 20, 30, 50)
 
 
 def true_s(world_size: int) -> float:
-    """Return the true step time of a strong ladder, in seconds."""
     return 0.01 + 0.1 / world_size + 0.002 * np.log2(world_size)
 
 
@@ -97,7 +96,6 @@ def job_hits(jobs: int, launches: int, ladders: int, over_jobs: bool = True) -> 
 
 
 def print_jobs() -> None:
-    """Print how often intervals hold where the launches of a job share its nodes."""
     print("\nefficiency intervals that hold, nodes of a job differ as much as launches")
     print(f"{'jobs':>4} {'launches of each':>16}  {'over launches':>13}  {'as reported':>11}")
     for jobs, launches in ((1, 3), (1, 5), (1, 10), (2, 3), (3, 3), (5, 2), (3, 1), (5, 1)):
@@ -146,7 +144,6 @@ def power(count: int) -> float:
 
 
 def main() -> None:
-    """Print both tables."""
     print(f"coverage of 95 % intervals, {NUM_LADDERS} ladders, launch noise {LAUNCH_SD:.0%}")
     print(f"{'noise':<16} {'launches':>8}  {'efficiency':>10}  {'rate: mean':>10}  {'median':>6}")
     for kind in noise.KINDS:

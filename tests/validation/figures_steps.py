@@ -1,13 +1,11 @@
 """What explain and the fixture tell of steps as repositories have them, at one rank and at two.
 
-    python tests/validation/figures_steps.py [--out FOLDER] [--only explain,fixture] [--judge]
+    python tests/validation/figures_steps.py
 
-Both must tell the same kind, and shares that add up to the step. Takes about ten
-minutes; what is measured is kept until the product changes, and with --judge only the figures of
-that are printed.
+Both must tell the same kind, and shares that add up to the step. Takes about ten minutes; what is
+measured is kept until the product changes.
 """
 
-import argparse
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,11 +15,10 @@ from typing import Any
 import lab_runs
 import torch
 import torch.distributed as dist
-from lab_runs import Made, Run, Told
-from torch import nn
+from lab_runs import LOCAL_BATCH, WIDTH, Made, Run, Told, net
+from parts import line
 from torch.nn.parallel import DistributedDataParallel
 
-LOCAL_BATCH, WIDTH = 32, 128
 # What a device takes for a batch; a sleep, so that other work on the cores matters little.
 DEVICE_S = 0.1
 LATER_S, FETCH_S = 0.05, 0.07
@@ -30,13 +27,8 @@ TINY_OPERATIONS = 12_000
 
 
 def make(run: Run, rank: int) -> Made:
-    """Return the step of a run on a rank."""
     torch.manual_seed(0)
     return STEPS[run["kind"]](rank)
-
-
-def _net() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, 256), nn.ReLU(), nn.Linear(256, 1))
 
 
 def _batch() -> torch.Tensor:
@@ -47,7 +39,6 @@ class Slow:
     """A loader whose batches each take a while to come."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """Give an epoch of twenty batches."""
         for _ in range(20):
             time.sleep(FETCH_S)
             yield _batch()
@@ -82,7 +73,7 @@ def _trained(
 
 
 def _plain(**more: Any) -> Made:
-    ddp = DistributedDataParallel(_net())
+    ddp = DistributedDataParallel(net())
     return _trained(ddp, ddp, **more)
 
 
@@ -97,7 +88,7 @@ def _tiny(_rank: int) -> Made:
 
 
 def _accumulated(syncs: bool) -> Made:
-    ddp = DistributedDataParallel(_net())
+    ddp = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(ddp.parameters(), 0.01)
     fixed = _batch()
 
@@ -117,12 +108,11 @@ def _accumulated(syncs: bool) -> Made:
 def _sharded(_rank: int) -> Made:
     from torch.distributed.fsdp import fully_shard
 
-    net = fully_shard(_net())
-    return _trained(net, None)
+    return _trained(fully_shard(net()), None)
 
 
 def _compiled(_rank: int) -> Made:
-    ddp = DistributedDataParallel(_net())
+    ddp = DistributedDataParallel(net())
     return _trained(torch.compile(ddp), ddp, batches=[_batch() for _ in range(20)])
 
 
@@ -151,16 +141,14 @@ RUNS = [{"kind": kind, "seed": 0, "seconds": SECONDS} for kind in STEPS]
 # Of a sum of shares.
 ROUNDING = 1e-6
 NOTHING = "no causes"
+WIDTHS = ("<22", ">5", "<14", "<14", "<5", "")
 
 
-def measure(asked: argparse.Namespace) -> None:
-    """Measure what is missing of what was asked for."""
-    if "explain" in asked.only:
-        for ranks in RANKS:
-            lab_runs.explain("figures_steps", RUNS, asked.out / f"explain-{ranks}.jsonl", ranks)
-    if "fixture" in asked.only:
-        sizes = ",".join(map(str, RANKS))
-        lab_runs.fixture("figures_steps", RUNS, asked.out / "fixture", sizes, repeats=1)
+def measure(out: Path) -> None:
+    for ranks in RANKS:
+        lab_runs.explain("figures_steps", RUNS, out / f"explain-{ranks}.jsonl", ranks)
+    sizes = ",".join(map(str, RANKS))
+    lab_runs.fixture("figures_steps", RUNS, out / "fixture", sizes, repeats=1)
 
 
 def explained(out: Path) -> dict[tuple[str, int], Told | None]:
@@ -175,14 +163,10 @@ def explained(out: Path) -> dict[tuple[str, int], Told | None]:
 
 
 def show(out: Path) -> None:
-    """Print the figures of all that a folder keeps."""
     of_explain = explained(out)
-    folder = out / "fixture" / "measured"
-    of_fixture: dict[tuple[str, int], Told | None] = {}
-    if folder.exists():
-        for name, ranks, told in lab_runs.judged(folder):
-            of_fixture[name, ranks] = told
-    print(_row("step", "ranks", "explain", "fixture", "same", "explain's shares"))
+    told_of = lab_runs.judged(out / "fixture" / "measured")
+    of_fixture = {(name, ranks): told for name, ranks, told in told_of}
+    print(line(["step", "ranks", "explain", "fixture", "same", "explain's shares"], WIDTHS))
     same = whole = 0
     for name, ranks in (keys := sorted(of_explain.keys() & of_fixture.keys(), key=_place)):
         both = of_explain[name, ranks], of_fixture[name, ranks]
@@ -190,9 +174,9 @@ def show(out: Path) -> None:
         is_same = kinds[0] == kinds[1]
         problems = [text for told in both if told for text in _problems(told)]
         same, whole = same + is_same, whole + (not problems)
-        print(_row(name.removesuffix(" 0"), str(ranks), *kinds, "yes" if is_same else "NO",
-                   _shares(both[0])))  # fmt: skip
-        print(_row("", "", "", "", "", _shares(both[1]), *problems))
+        cells = [name.removesuffix(" 0"), str(ranks), *kinds, "yes" if is_same else "NO"]
+        print(line([*cells, _shares(both[0])], WIDTHS))
+        print(line([""] * 5 + ["; ".join([_shares(both[1]), *problems])], WIDTHS))
     print(f"the same kind from both: {same} of {len(keys)} (goal all)")
     print("shares of both add up to 100 %, each is from 0 to 100 %, computing is above 0: "
           f"{whole} of {len(keys)} (goal all)")  # fmt: skip
@@ -219,10 +203,7 @@ def _shares(told: Told | None) -> str:
     return f"{shown}: sum {100 * sum(shares.values()):.1f} %"
 
 
-def _row(*cells: str) -> str:
-    name, ranks, explain, fixture, same, *rest = cells
-    return f"{name:22}{ranks:>5}  {explain:14}{fixture:14}{same:5}{'; '.join(rest)}".rstrip()
-
-
 if __name__ == "__main__":
-    lab_runs.command(__doc__, "lab-steps", measure, show)
+    kept = lab_runs.kept("lab-steps")
+    measure(kept)
+    show(kept)

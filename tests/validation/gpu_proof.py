@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,15 +109,18 @@ PARTS = (
 )  # fmt: skip
 
 
+def said(*arguments: str | Path) -> dict[str, Any]:
+    """Return what a command says as JSON, whatever its verdict."""
+    command = [*LOCKSTEP, *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    return json.loads(done.stdout)
+
+
 def points(folder: Path, name: str) -> list[dict[str, Any]]:
-    """Return the points of a campaign of the part."""
-    command = [*LOCKSTEP, "report", str(folder / name), "--json"]
-    text = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    return json.loads(text)["points"]
+    return said("report", folder / name)["points"]
 
 
 def of_precision(folder: Path, precision: str) -> dict[str, Any]:
-    """Return the point of the precision study in one precision."""
     found = [p for p in points(folder, "precision") if p["study"] == "precision"]
     if point := next((p for p in found if p["precision"] == precision), None):
         return point
@@ -124,7 +128,6 @@ def of_precision(folder: Path, precision: str) -> dict[str, Any]:
 
 
 def system(folder: Path) -> dict[str, Any]:
-    """Return what `doctor --system` printed."""
     return json.loads((folder / "log-0.txt").read_text())
 
 
@@ -171,13 +174,11 @@ def judge_energy(folder: Path) -> tuple[str, bool]:
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """Return the provenance of each launch of the precision campaign."""
     files = sorted((folder / "precision" / "launches").glob("*/result.json"))
     return [json.loads(file.read_text())["lockstep"]["provenance"] for file in files]
 
 
 def samples(folder: Path) -> list[dict[str, str]]:
-    """Return the rows of the precision campaign's telemetry."""
     files = sorted((folder / "precision" / "launches").glob("*/telemetry/*.csv"))
     return [row | {"file": str(file)} for file in files
             for row in csv.DictReader(file.read_text().splitlines())]  # fmt: skip
@@ -221,22 +222,16 @@ def judge_links(folder: Path) -> tuple[str, bool]:
 def judged(folder: Path, target: str) -> tuple[str, bool]:
     """Whether `check --targets` has a value for the target, whatever its verdict."""
     (file := folder / "gpu.targets.toml").write_text(TARGETS)
-    results = folder / "precision"
-    command = [*LOCKSTEP, "check", str(results), "--targets", str(file), "--json"]
-    text = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT).stdout
-    own = [each for each in json.loads(text)["verdicts"] if each["target"] == target]
+    found = said("check", folder / "precision", "--targets", file)["verdicts"]
+    own = [each for each in found if each["target"] == target]
     values = [(each["value"], each["verdict"]) for each in own]
     return str(values), any(value is not None and says != "blocked" for value, says in values)
 
 
-@claim("precision", "check judges the GPU's use against 80 %")
-def judge_use_gate(folder: Path) -> tuple[str, bool]:
-    return judged(folder, "gpu_utilisation")
-
-
-@claim("precision", "check judges MFU against 50 %")
-def judge_mfu_gate(folder: Path) -> tuple[str, bool]:
-    return judged(folder, "mfu")
+claim("precision", "check judges the GPU's use against 80 %")(
+    partial(judged, target="gpu_utilisation")
+)
+claim("precision", "check judges MFU against 50 %")(partial(judged, target="mfu"))
 
 
 @claim("precision", "peak memory lies below the GPU's")
@@ -276,11 +271,7 @@ def profiled_shares(phases: dict[str, Any]) -> tuple[str, bool]:
 @claim("trace", "torch.profiler's phases add up to the step")
 def judge_trace(folder: Path) -> tuple[str, bool]:
     (trace, *_) = sorted((folder / "traces").glob("**/*.json.gz"))
-    text = subprocess.run(
-        [*LOCKSTEP, "explain", str(trace), "--json"], capture_output=True, text=True, check=True,
-        cwd=ROOT,
-    ).stdout  # fmt: skip
-    return profiled_shares(json.loads(text)["profiles"][0]["phases"])
+    return profiled_shares(said("explain", trace)["profiles"][0]["phases"])
 
 
 @claim("nsys", "Nsight Systems' phases add up to the step")

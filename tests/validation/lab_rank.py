@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
+from waiting_device import Seconds, Slowed, sleep
 
 from lockstep.measure import timing
 from lockstep.measure.step import variants
@@ -35,17 +35,10 @@ from lockstep.ranks.process_group import World, join
 PERIOD_US = 5000
 INTERFACE = "wire"
 BURN = "while True: pass"
-
-
-@dataclass
-class Delays:
-    """Seconds that the step sleeps, and operations that it adds; 0 for none."""
-
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    hook_s: float = 0.0
-    input_s: float = 0.0
-    num_tiny: int = 0
+# Faults that are a part of the step itself; some are the slow rank's alone.
+DELAYS = ("forward", "backward", "hook", "loader", "tiny")
+OF_SLOW_RANK = ("forward", "backward")
+Delays = dict[str, float]
 
 
 @dataclass
@@ -54,13 +47,13 @@ class Faults:
 
     Attributes:
         rank: This rank, which has core `rank` of the machine to itself.
-        delays: What the step reads.
+        delays: What the step reads: seconds that it sleeps, and how many operations it adds.
         groups: Where CPU groups are mounted, once one is needed.
         neighbours: Processes on this rank's core, by their niceness; stopped unless wanted.
     """
 
     rank: int
-    delays: Delays = field(default_factory=Delays)
+    delays: Delays = field(default_factory=lambda: dict.fromkeys(DELAYS, 0.0))
     neighbours: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     groups: Path | None = None
     _now: dict[str, float] = field(default_factory=dict)
@@ -69,7 +62,9 @@ class Faults:
         """Make these faults, name -> strength, the only ones."""
         for name in {*self._now, *wanted}:
             strength = wanted.get(name, 0.0)
-            if self._now.get(name, 0.0) != strength:
+            if name in DELAYS:
+                self.delays[name] = 0.0 if name in OF_SLOW_RANK and not self._is_slow else strength
+            elif self._now.get(name, 0.0) != strength:
                 getattr(self, f"_set_{name}")(strength)
         self._now = dict(wanted)
 
@@ -83,21 +78,6 @@ class Faults:
             (self.groups / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
             (self.groups / "lockstep-lab").rmdir()
             subprocess.run(["umount", self.groups], check=True)
-
-    def _set_forward(self, seconds: float) -> None:
-        self.delays.forward_s = seconds * self._is_slow
-
-    def _set_backward(self, seconds: float) -> None:
-        self.delays.backward_s = seconds * self._is_slow
-
-    def _set_hook(self, seconds: float) -> None:
-        self.delays.hook_s = seconds
-
-    def _set_loader(self, seconds: float) -> None:
-        self.delays.input_s = seconds
-
-    def _set_tiny(self, count: float) -> None:
-        self.delays.num_tiny = int(count)
 
     def _set_link(self, bit_per_s: float) -> None:
         limit = f"tbf rate {bit_per_s:.0f}bit burst 32kb latency 400ms"
@@ -155,36 +135,12 @@ class Faults:
         return self.rank == 1
 
 
-Seconds = Callable[[], float]
-
 LOCAL_BATCH = 112
 PIXELS = 16
 # What a device computes, during which its host waits: in forward, and in each half of backward.
 DEVICE_S = 0.02
 # Of the steps of a device, as a standard deviation over its mean.
 JITTER = 0.02
-
-
-class Slowed(torch.autograd.Function):
-    """The identity, which takes its time in forward and in backward."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, values: torch.Tensor, forward_s: Seconds, backward_s: Seconds
-    ) -> torch.Tensor:
-        ctx.backward_s = backward_s
-        _sleep(forward_s())
-        return values.view_as(values)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        _sleep(ctx.backward_s())
-        return gradient, None, None
-
-
-def _sleep(seconds: float) -> None:
-    if seconds > 0:
-        time.sleep(seconds)
 
 
 class Net(nn.Module):
@@ -196,12 +152,11 @@ class Net(nn.Module):
         self.register_buffer("tiny", torch.zeros(1))
 
     def faulty(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the values, after the delays."""
-        return Slowed.apply(values, lambda: self.delays.forward_s, lambda: self.delays.backward_s)
+        delays = self.delays
+        return Slowed.apply(values, lambda: delays["forward"], lambda: delays["backward"])
 
     def add_tiny(self) -> None:
-        """Do the tiny operations."""
-        for _ in range(self.delays.num_tiny):
+        for _ in range(int(self.delays["tiny"])):
             self.tiny.add_(1.0)
 
 
@@ -244,15 +199,11 @@ class OnDevice(Net):
         share = len(inputs) / LOCAL_BATCH
         first, second, third = self.layers
         values = Slowed.apply(first(inputs), self._of(share), self._of(share))
-        values = Slowed.apply(self.faulty(second(values)), _nothing, self._of(share))
+        values = Slowed.apply(self.faulty(second(values)), float, self._of(share))
         return third(values)
 
     def _of(self, share: float) -> Seconds:
         return lambda: share * DEVICE_S * self.draw.gauss(1.0, JITTER)
-
-
-def _nothing() -> float:
-    return 0.0
 
 
 NETS = {"cpu": OnCpu, "device": OnDevice}
@@ -289,11 +240,10 @@ class Step:
 
     def full(self) -> None:
         """Wait for the loader, then train."""
-        time.sleep(self.delays.input_s) if self.delays.input_s else None
+        sleep(self.delays["loader"])
         self.resident()
 
     def own(self) -> None:
-        """Train without synchronisation."""
         with self.ddp.no_sync():
             self.resident()
 
@@ -304,7 +254,7 @@ class Step:
         self.optimizer.step()
 
     def _hook(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        time.sleep(self.delays.hook_s) if self.delays.hook_s else None
+        sleep(self.delays["hook"])
         return allreduce_hook(state, bucket)
 
 
@@ -317,7 +267,6 @@ Turn = tuple[str, str]
 
 
 def main() -> None:
-    """Run the plan."""
     plan, out = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
     os.sched_setaffinity(0, {int(os.environ["RANK"])})
     world = join(device="cpu", threads_per_rank=1)
@@ -328,10 +277,13 @@ def main() -> None:
         for number, run in enumerate(plan):
             kind = run["computes"], run.get("bucket_cap_mb")
             if kind not in steps:
-                steps[kind] = _ready(Step(faults.delays, *kind))
+                steps[kind] = Step(faults.delays, *kind)
+                for _ in range(WARM_UP):
+                    steps[kind].full()
             step = steps[kind]
             prefer(run["computes"] == "device")
-            found = _gathered(world, measure(world, step, faults, run, number))
+            found: list[Any] = [None] * world.world_size
+            dist.all_gather_object(found, measure(world, step, faults, run, number))
             if world.rank == 0:
                 with out.open("a", encoding="utf-8") as lines:
                     lines.write(json.dumps(run | _joined(found)) + "\n")
@@ -351,12 +303,6 @@ def prefer(over_all: bool) -> None:
     policy, priority = (os.SCHED_FIFO, PRIORITY) if over_all else (os.SCHED_OTHER, 0)
     for thread in Path("/proc/self/task").iterdir():
         os.sched_setscheduler(int(thread.name), policy, os.sched_param(priority))
-
-
-def _ready(step: Step) -> Step:
-    for _ in range(WARM_UP):
-        step.full()
-    return step
 
 
 def measure(
@@ -381,13 +327,12 @@ def measure(
     }
     faults.set(states.get("fault", {}))
     leads = variants.bucket_leads(step.ddp, step.own)
-    traced = trace(step) if run.get("trace") else {}
+    traced = share_of_trace(step) if run.get("trace") else None
     faults.set({})
     return {"seconds": timed, "lead_s": leads, "bytes": bucket_bytes(step.ddp), "trace": traced}
 
 
 def actions(step: Step, states: dict[str, list[str]]) -> dict[Turn, Callable[[], object]]:
-    """Return what each turn runs, by state and variant."""
     known = variants.ddp_variants(step.ddp, step.full) | {
         "resident": step.resident,
         "half": step.half,
@@ -397,11 +342,10 @@ def actions(step: Step, states: dict[str, list[str]]) -> dict[Turn, Callable[[],
     return {(state, name): known[name] for state, names in states.items() for name in names}
 
 
-def trace(step: Step) -> dict[str, float]:
-    """Return the shares of a few steps that formulas over a profiler's trace give.
+def share_of_trace(step: Step) -> float:
+    """Return the share of communication that formulas over a profiler's trace give a few steps.
 
-    communication: time in collectives during which nothing is computed, over the step.
-    idle: time in which neither runs.
+    It is time in collectives during which nothing is computed, over the step.
     """
     from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -412,15 +356,14 @@ def trace(step: Step) -> dict[str, float]:
     events = [
         (event.name, event.time_range.start, event.time_range.end) for event in profiler.events()
     ]
-    wholes = [(start, end) for name, start, end in events if name == "lab:step"]
     found = []
-    for start, end in wholes:
+    for start, end in [(start, end) for name, start, end in events if name == "lab:step"]:
         inside = [one for one in events if one[1] < end and one[2] > start]
         reduce = [one[1:] for one in inside if one[0].startswith(COMMUNICATION)]
         compute = [one[1:] for one in inside if one[0].startswith("aten::")]
         busy, both = _covered(compute, start, end), _covered([*compute, *reduce], start, end)
-        found.append(((both - busy) / (end - start), 1 - both / (end - start)))
-    return {"communication": fmean(a for a, _ in found), "idle": fmean(b for _, b in found)}
+        found.append((both - busy) / (end - start))
+    return fmean(found)
 
 
 def _covered(spans: list[Any], start: float, end: float) -> float:
@@ -433,21 +376,15 @@ def _covered(spans: list[Any], start: float, end: float) -> float:
     return covered
 
 
-def _gathered(world: World, own: dict[str, Any]) -> list[dict[str, Any]]:
-    found: list[Any] = [None] * world.world_size
-    dist.all_gather_object(found, own)
-    return found
-
-
 def _joined(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what all ranks found: seconds by state and variant, shape (num_ranks, num_turns)."""
     seconds = {
         state: {name: [rank["seconds"][state][name] for rank in ranks] for name in names}
         for state, names in ranks[0]["seconds"].items()
     }
-    traced = {name: fmean(rank["trace"][name] for rank in ranks) for name in ranks[0]["trace"]}
+    traced = [rank["trace"] for rank in ranks if rank["trace"] is not None]
     return {"seconds": seconds, "lead_s": ranks[0]["lead_s"], "bytes": ranks[0]["bytes"],
-            "shares_of_trace": traced}  # fmt: skip
+            "share_of_trace": fmean(traced) if traced else None}  # fmt: skip
 
 
 if __name__ == "__main__":

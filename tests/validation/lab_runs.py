@@ -4,7 +4,6 @@ A run is a step by the name of its kind and its numbers, as JSON can hold it; a 
 folder makes the step. What was measured is kept, so that a driver that is started again goes on.
 """
 
-import argparse
 import hashlib
 import importlib
 import json
@@ -20,6 +19,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT)]
 
+LOCAL_BATCH, WIDTH = 32, 128
 Run = dict[str, Any]
 # What is told of a run: what bounds its step, as `lockstep.measure.causes.bound.Bound` has it.
 Told = dict[str, Any]
@@ -56,17 +56,25 @@ class Made:
     samples: int
 
 
+def net() -> Any:
+    """Return the small net of the steps, (B, WIDTH) to (B, 1)."""
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(WIDTH, 256), nn.ReLU(), nn.Linear(256, 1))
+
+
 def kept(name: str) -> Path:
-    """Return the folder in which runs are kept: another one once the product or a step changes."""
+    """Make the folder in which runs are kept: another one once the product or a step changes."""
     digest = hashlib.sha256()
     steps = [HERE / f"{name}.py" for name in ("lab_runs", "figures_kinds", "figures_steps")]
     for path in sorted([*(ROOT / "lockstep").rglob("*.py"), *steps]):
         digest.update(path.read_bytes())
-    return ROOT / "results" / name / digest.hexdigest()[:12]
+    folder = ROOT / "results" / name / digest.hexdigest()[:12]
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def name_of(run: Run) -> str:
-    """Return what a run is called."""
     return f"{run['kind']} {run['seed']}"
 
 
@@ -142,26 +150,6 @@ def measure(harness: Any, module: str, run: Run) -> None:
     """Measure a run by the fixture `lockstep`, on each rank."""
     made = importlib.import_module(module).make(run, harness.world.rank)
     harness.measure(made.step, samples=made.samples, ddp=made.ddp, batches=made.batches)
-
-
-def command(
-    doc: str | None,
-    name: str,
-    measure: Callable[[argparse.Namespace], None],
-    show: Callable[[Path], None],
-) -> None:
-    """Measure what is asked for on the command line, and print the figures of all that is kept."""
-    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=kept(name))
-    parser.add_argument("--repeats", type=int, default=4)
-    parser.add_argument("--only", default="explain,fixture")
-    parser.add_argument("--judge", action="store_true", help="print the figures of what is kept")
-    asked = parser.parse_args()
-    asked.out = asked.out.resolve()
-    asked.out.mkdir(parents=True, exist_ok=True)
-    if not asked.judge:
-        measure(asked)
-    show(asked.out)
 
 
 def main() -> None:

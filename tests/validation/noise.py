@@ -24,23 +24,18 @@ SLOW_SHARE, MODE_WITHIN = 0.3, 0.15
 SHARED_OF = {"modes of launches": 1.0, "modes of points": 0.0, "modes of jobs": 1.0}
 
 
-def _normal(draw: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    return draw.standard_normal(shape)
-
-
 def _heavy(draw: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Student's t with 3 degrees of freedom, whose variance is 3."""
     return draw.standard_t(3, shape) / np.sqrt(3)
 
 
-def _skewed(draw: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """A launch can only be slower than the machine allows: exponential, variance 1."""
-    return draw.standard_exponential(shape)
+def _drifting(resembling: Draw) -> Draw:
+    """Return launches on a machine that slows down steadily, `DRIFT` on top of their noise."""
 
+    def drifting(draw: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        return resembling(draw, shape) + np.linspace(0, DRIFT, shape[0])[:, None]
 
-def _drifting(draw: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """A normal launch on a machine that slows down steadily, `DRIFT` on top of it."""
-    return draw.standard_normal(shape) + np.linspace(0, DRIFT, shape[0])[:, None]
+    return drifting
 
 
 def _autocorrelated(draw: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -66,21 +61,17 @@ def _modes_of_jobs(draw: np.random.Generator, shape: tuple[int, ...]) -> np.ndar
     return of_jobs[: shape[0]] + MODE_WITHIN * draw.standard_normal(shape)
 
 
-def _drifting_memory(draw: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """A machine that slows down steadily, each launch of which resembles the one before."""
-    return _autocorrelated(draw, shape) + np.linspace(0, DRIFT, shape[0])[:, None]
-
-
 KINDS: dict[str, Draw] = {
-    "normal": _normal,
+    "normal": np.random.Generator.standard_normal,
     "heavy tails": _heavy,
-    "skew": _skewed,
-    "drift": _drifting,
+    # A launch can only be slower than the machine allows; variance 1.
+    "skew": np.random.Generator.standard_exponential,
+    "drift": _drifting(np.random.Generator.standard_normal),
     "autocorrelation": _autocorrelated,
     "modes of launches": _two_modes,
     "modes of points": _two_modes,
     "modes of jobs": _modes_of_jobs,
-    "drift with memory": _drifting_memory,
+    "drift with memory": _drifting(_autocorrelated),
 }
 
 

@@ -8,6 +8,8 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -38,60 +40,41 @@ def result(root: Path, size: int, repeat: int = 1) -> Path:
     return root / "launches" / f"w{size}-r{repeat}" / "result.json"
 
 
-def launches(
-    change: Callable[[Json], None], *sizes: int, repeats: tuple[int, ...] = (0, 1, 2)
-) -> Callable[[Path], None]:
-    """Change the results of these world sizes and repeats."""
-
-    def edit(root: Path) -> None:
-        for size in sizes:
-            for repeat in repeats:
-                path = result(root, size, repeat)
-                document = json.loads(path.read_text())
-                change(document)
-                path.write_text(json.dumps(document))
-
-    return edit
+def _cases(document: Json, study: str) -> list[Json]:
+    return [one for one in document["benchmarks"] if one["extra_info"][KEY]["study"] == study]
 
 
-def entries(
+# What of a launch's result a defect is put into; of cases, those of one study.
+PARTS: dict[str, Callable[[Json, str], list[Json]]] = {
+    "launch": lambda document, study: [document],
+    "facts": lambda document, study: [document[KEY]],
+    "provenance": lambda document, study: [document[KEY]["provenance"]],
+    "rank": lambda document, study: document[KEY]["provenance"]["ranks"],
+    "case": _cases,
+    "block": lambda document, study: [c["extra_info"][KEY] for c in _cases(document, study)],
+    "checks": lambda document, study: [c["checks"] for c in PARTS["block"](document, study)],
+    "stats": lambda document, study: [c["stats"] for c in _cases(document, study)],
+}
+
+
+def each(
+    part: str,
     change: Callable[[Json], None],
     *sizes: int,
     study: str = "strong",
     repeats: tuple[int, ...] = (0, 1, 2),
 ) -> Callable[[Path], None]:
-    """Change what results have of a study's cases."""
+    """Change a part of the results of these world sizes and repeats."""
 
-    def each(document: Json) -> None:
-        for entry in document["benchmarks"]:
-            if entry["extra_info"][KEY]["study"] == study:
-                change(entry)
+    def edit(root: Path) -> None:
+        for size, repeat in product(sizes, repeats):
+            path = result(root, size, repeat)
+            document = json.loads(path.read_text())
+            for holder in PARTS[part](document, study):
+                change(holder)
+            path.write_text(json.dumps(document))
 
-    return launches(each, *sizes, repeats=repeats)
-
-
-def blocks(change: Callable[[Json], None], *sizes: int, **options: Any) -> Callable[[Path], None]:
-    """Change the lockstep blocks of a study's cases."""
-    return entries(lambda entry: change(entry["extra_info"][KEY]), *sizes, **options)
-
-
-def facts(change: Callable[[Json], None], *sizes: int, **options: Any) -> Callable[[Path], None]:
-    """Change the facts of launches."""
-    return launches(lambda document: change(document[KEY]), *sizes, **options)
-
-
-def provenance(
-    change: Callable[[Json], None], *sizes: int, **options: Any
-) -> Callable[[Path], None]:
-    return facts(lambda own: change(own["provenance"]), *sizes, **options)
-
-
-def ranks(change: Callable[[Json], None], *sizes: int, **options: Any) -> Callable[[Path], None]:
-    def each(known: Json) -> None:
-        for rank in known["ranks"]:
-            change(rank)
-
-    return provenance(each, *sizes, **options)
+    return edit
 
 
 def times(name: str, factor: float) -> Callable[[Json], None]:
@@ -112,7 +95,7 @@ def scaled(factor: float, size: int, repeats: tuple[int, ...]) -> Callable[[Path
         for name in ("min", "max", "mean", "median", "stddev"):
             entry["stats"][name] *= factor
 
-    return entries(change, size, repeats=repeats)
+    return each("case", change, size, repeats=repeats)
 
 
 def peaked(fraction: float) -> Callable[[Json], None]:
@@ -216,91 +199,93 @@ def cold(entry: Json) -> None:
 def twins(*factors: float) -> Callable[[Path], None]:
     """Let the strong case of two ranks take so many times as long as the weak one, its equal."""
 
+    def longer(document: Json, factor: float) -> None:
+        ((strong,), (weak,)) = (_cases(document, study) for study in ("strong", "weak"))
+        rounds = weak["extra_info"][KEY]["rank_round_s"]
+        strong["extra_info"][KEY]["rank_round_s"] = [[s * factor for s in rank] for rank in rounds]
+        settle(strong)
+
     def edit(root: Path) -> None:
         for repeat, factor in enumerate(factors):
-            path = result(root, 2, repeat)
-            document = json.loads(path.read_text())
-            entries = {one["extra_info"][KEY]["study"]: one for one in document["benchmarks"]}
-            strong, weak = (entries[study]["extra_info"][KEY] for study in ("strong", "weak"))
-            rounds = [[seconds * factor for seconds in rank] for rank in weak["rank_round_s"]]
-            strong["rank_round_s"] = rounds
-            settle(entries["strong"])
-            path.write_text(json.dumps(document))
+            each("launch", partial(longer, factor=factor), 2, repeats=(repeat,))(root)
 
     return edit
 
 
 # What may mislead and is no error: the rule that must name it.
 WARNED: dict[str, tuple[str, Callable[[Path], None]]] = {
-    "NCCL steered at two ranks only": ("circumstances", provenance(
+    "NCCL steered at two ranks only": ("circumstances", each("provenance",
         lambda known: known["environment"].update(NCCL_P2P_DISABLE="1"), 2)),
     "another host at two ranks": (
-        "circumstances", launches(move_ranks, 2)),
+        "circumstances", each("launch", move_ranks, 2)),
     "another day at two ranks": (
-        "circumstances", facts(give(started="2020-01-01T12:00:00+00:00"), 2)),
+        "circumstances", each("facts", give(started="2020-01-01T12:00:00+00:00"), 2)),
     "all repeats of two ranks in one job": (
-        "shared-job", provenance(lambda known: known["slurm"].update(SLURM_JOB_ID="17"), 2)),
-    "a first round of four times": ("cold-start", entries(cold, 2)),
+        "shared-job", each("provenance",
+            lambda known: known["slurm"].update(SLURM_JOB_ID="17"), 2)),
+    "a first round of four times": ("cold-start", each("case", cold, 2)),
 }  # fmt: skip
 
 PLANTED: dict[str, Plant] = {
-    "128 threads on 64 cores": Plant("oversubscription", ranks(
+    "128 threads on 64 cores": Plant("oversubscription", each("rank",
         give(num_threads=64, cores=list(range(64))), 2), STUDIES),
-    "a utilisation of 26": Plant("above-peak", blocks(peaked(26), 1, 2)),
+    "a utilisation of 26": Plant("above-peak", each("block", peaked(26), 1, 2)),
     "a stored throughput of eight times": Plant(
-        "samples-time", blocks(times("mean_throughput_samples_per_s", 8), 1, 2)),
+        "samples-time", each("block", times("mean_throughput_samples_per_s", 8), 1, 2)),
     "a stored throughput multiplied by the ranks": Plant(
-        "doubled-world-size", blocks(times("mean_throughput_samples_per_s", 2), 2)),
+        "doubled-world-size", each("block", times("mean_throughput_samples_per_s", 2), 2)),
     "a mean that the rounds do not have": Plant(
-        "samples-time", entries(lambda entry: times("mean", 1.02)(entry["stats"]), 2)),
+        "samples-time", each("stats", times("mean", 1.02), 2)),
     "a median that the rounds do not have": Plant(
-        "samples-time", entries(lambda entry: times("median", 0.5)(entry["stats"]), 2)),
+        "samples-time", each("stats", times("median", 0.5), 2)),
     "samples of weak scaling counted per rank": Plant(
-        "doubled-world-size", blocks(counted_per_rank, 2, study="weak"), ("weak",)),
+        "doubled-world-size", each("block", counted_per_rank, 2, study="weak"), ("weak",)),
     "parameters that differ": Plant(
-        "wrong-result", blocks(lambda block: block["checks"].update(parameters_equal=False), 2)),
-    "a loss that rises": Plant("wrong-result", blocks(
-        lambda block: block["checks"].update(loss_first=2.0, loss_last=7.5), 2, repeats=(0,))),
+        "wrong-result", each("checks", give(parameters_equal=False), 2)),
+    "a loss that rises": Plant(
+        "wrong-result", each("checks", give(loss_first=2.0, loss_last=7.5), 2, repeats=(0,))),
     "a loss that is no number": Plant(
-        "wrong-result", blocks(lambda block: block["checks"].update(loss_last=float("nan")), 2)),
+        "wrong-result", each("checks", give(loss_last=float("nan")), 2)),
     "a copied launch": Plant("duplicate", copy_rounds, STUDIES),
     "a launch that was stopped": Plant(
-        "unfinished-launch", facts(times("complete", 0), 2, repeats=(1,)), STUDIES),
+        "unfinished-launch", each("facts", times("complete", 0), 2, repeats=(1,)), STUDIES),
     "a launch cut short on disk": Plant("unreadable-launch", cut_launch, STUDIES),
     "a negative round in one launch": Plant(
-        "unreadable-launch", blocks(negative_round, 2, repeats=(1,))),
-    "a case that failed": Plant("failed-case", launches(fail_case, 2, repeats=(1,))),
-    "a case of which nothing is there": Plant("missing-case", launches(drop_case, 2, repeats=(2,))),
+        "unreadable-launch", each("block", negative_round, 2, repeats=(1,))),
+    "a case that failed": Plant("failed-case", each("launch", fail_case, 2, repeats=(1,))),
+    "a case of which nothing is there": Plant(
+        "missing-case", each("launch", drop_case, 2, repeats=(2,))),
     "a launch that was removed": Plant("missing-case", remove_launch, STUDIES),
-    "samples that a batch does not hold": Plant("other-samples", blocks(
+    "samples that a batch does not hold": Plant("other-samples", each("block",
         give(flags=[flag("other-samples", samples=2, items=256).to_dict()]), 1, 2)),
-    "bf16 asked for and fp32 computed": Plant("precision-fell-back", blocks(
+    "bf16 asked for and fp32 computed": Plant("precision-fell-back", each("block",
         lambda block: block["factors"].update(precision="bf16"), 1, 2)),
     "a step that became shorter than its part": Plant(
         "alone-longer", scaled(0.02, 2, (0, 1, 2))),
     "milliseconds for seconds in one launch": Plant("unit", scaled(1000.0, 2, (1,))),
-    "the rounds of rank 0 only": Plant("ranks-missing", entries(only_rank_0, 2)),
+    "the rounds of rank 0 only": Plant("ranks-missing", each("case", only_rank_0, 2)),
     "a case that says it ran on another world size": Plant(
-        "launch-disagrees", entries(claim_two_ranks, 1, repeats=(0,))),
+        "launch-disagrees", each("case", claim_two_ranks, 1, repeats=(0,))),
     "a case that says it ran on more nodes": Plant(
-        "launch-disagrees", blocks(give(num_nodes=2), 2)),
+        "launch-disagrees", each("block", give(num_nodes=2), 2)),
     "ranks on more hosts than their cases say": Plant(
-        "launch-disagrees", ranks(
+        "launch-disagrees", each("rank",
             lambda rank: rank.update(host=f"node{rank['rank']}"), 2), STUDIES),
     "a launch that lists fewer ranks": Plant(
-        "launch-disagrees", provenance(lambda known: known["ranks"].pop(), 2), STUDIES),
+        "launch-disagrees", each("provenance", lambda known: known["ranks"].pop(), 2), STUDIES),
     "two ranks on one GPU": Plant(
-        "shared-gpu", ranks(give(device="cuda:0", gpu_uuid="GPU-1"), 2), STUDIES),
+        "shared-gpu", each("rank", give(device="cuda:0", gpu_uuid="GPU-1"), 2), STUDIES),
     # What may not be pooled with the rest.
     "another driver in one launch": Plant(
-        "mixed-provenance", provenance(give(driver="560"), 2, repeats=(1,)), STUDIES),
+        "mixed-provenance", each("provenance", give(driver="560"), 2, repeats=(1,)), STUDIES),
     "another torch in one launch of the baseline": Plant(
-        "mixed-provenance", provenance(give(torch="2.6.0"), 1, repeats=(0,)),
+        "mixed-provenance", each("provenance", give(torch="2.6.0"), 1, repeats=(0,)),
         ("strong", "weak", "bucket")),
-    "bf16 in one launch": Plant("mixed-cases", blocks(give(precision="bf16"), 2, repeats=(2,))),
+    "bf16 in one launch": Plant(
+        "mixed-cases", each("block", give(precision="bf16"), 2, repeats=(2,))),
     "other gradients at two ranks": Plant(
         "mixed-cases",
-        blocks(lambda block: times("gradient_bytes", 2)(block["details"]), 2, study="weak"),
+        each("block", lambda block: times("gradient_bytes", 2)(block["details"]), 2, study="weak"),
         ("weak",)),
-    "another batch at two ranks": Plant("constant-work", blocks(give(global_batch=128), 2)),
+    "another batch at two ranks": Plant("constant-work", each("block", give(global_batch=128), 2)),
 }  # fmt: skip

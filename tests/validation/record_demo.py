@@ -15,67 +15,58 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from namespaces import linked  # noqa: E402
 
-from lockstep.campaign.campaign import Campaign, common_options, own_options, plan  # noqa: E402  # noqa: E402
+from lockstep.campaign.campaign import Campaign, common_options, own_options, plan  # noqa: E402
 from lockstep.campaign.folder import Folder  # noqa: E402
 from lockstep.campaign.launcher import local_environment  # noqa: E402
 from lockstep.report.load import recorded  # noqa: E402
 
 US_PER_ITEM = 8000
 PATIENCE_S = 900
+RATE_BIT_PER_S = 1e9  # of each link
+CAMPAIGN = Campaign(
+    schema=1,
+    name="demo",
+    studies=("strong", "weak", "bucket", "collective"),
+    world_sizes=(1, 2, 4),
+    repeats=5,
+    size="laptop",
+    device="cpu",
+    threads_per_rank=1,
+    workload=f"waiting_device:model:us_per_item={US_PER_ITEM}",
+)
 
 
-def campaign(asked: argparse.Namespace) -> Campaign:
-    """Return what is recorded."""
-    return Campaign(
-        schema=1,
-        name="demo",
-        studies=("strong", "weak", "bucket", "collective"),
-        world_sizes=tuple(asked.world_sizes),
-        repeats=asked.repeats,
-        size="laptop",
-        device="cpu",
-        threads_per_rank=1,
-        workload=f"waiting_device:model:us_per_item={US_PER_ITEM}",
-    )
-
-
-def measure(chosen: Campaign, folder: Folder, rate_bit_per_s: float) -> None:
-    """Make the launches that are missing."""
-    folder.claim(chosen, plan(chosen))
-    for launch in folder.missing(chosen, plan(chosen)):
+def measure(folder: Folder) -> None:
+    folder.claim(CAMPAIGN, plan(CAMPAIGN))
+    for launch in folder.missing(CAMPAIGN, plan(CAMPAIGN)):
         path = folder.launch(launch.name)
         path.mkdir(parents=True, exist_ok=True)
-        options = [*common_options(chosen), *own_options(launch)]
+        options = [*common_options(CAMPAIGN), *own_options(launch)]
         command = [
             *("-m", "pytest", str(ROOT / "bench"), "-p", "lockstep.launch.hooks"),
             *("--resume", "--journal", str(folder.journal(launch.name)), *options),
         ]
         environ = local_environment(os.environ, 1)
         environ["PYTHONPATH"] += f"{os.pathsep}{Path(__file__).parent}"
-        with linked(rate_bit_per_s, launch.world_size) as joined:
+        with linked(RATE_BIT_PER_S, launch.world_size) as joined:
             joined.run(command, path, PATIENCE_S, **environ)
         folder.write_result(launch.name)
         sys.stdout.write(f"{launch.name}: {folder.outcome(launch.name).measured} cases\n")
 
 
 def main() -> None:
-    """Measure what is missing, and write the recording."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rate", type=float, default=1000.0, help="of each link, Mbit/s")
-    parser.add_argument("--world-sizes", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--to", type=Path, default=ROOT / "results" / "recorded")
     parser.add_argument(
         "--output", type=Path, default=ROOT / "reports" / "recorded" / "demo.json.gz"
     )
     asked = parser.parse_args()
-    chosen, rate_bit_per_s = campaign(asked), asked.rate * 1e6
     asked.to.mkdir(parents=True, exist_ok=True)
-    measure(chosen, Folder(asked.to), rate_bit_per_s)
+    measure(Folder(asked.to))
     facts = {
         "kind": "links",
-        "num_nodes": max(chosen.world_sizes),
-        "rate_bit_per_s": rate_bit_per_s,
+        "num_nodes": max(CAMPAIGN.world_sizes),
+        "rate_bit_per_s": RATE_BIT_PER_S,
         "ms_per_item": US_PER_ITEM / 1e3,
     }
     asked.output.parent.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,6 @@ class Ended:
 
     @property
     def kinds(self) -> dict[str, set[str]]:
-        """Kinds of what is slow, by node."""
         return {
             node: {finding["kind"] for finding in line["findings"]}
             for node, line in self.lines.items()

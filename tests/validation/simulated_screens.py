@@ -6,7 +6,7 @@ from random import Random
 from lockstep.before.screen import search
 from lockstep.before.screen.search import Screening, Seat
 
-REPEATS = 40
+REPEATS, SPREAD = 40, 0.02
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,6 @@ class Noise:
     """Drift that all share, normal noise of each, and now and then a neighbour for some repeats."""
 
     rng: Random
-    spread: float = 0.02
     neighbours: float = 0.05
 
     def series(self, repeats: int = REPEATS) -> list[float]:
@@ -32,7 +31,7 @@ class Noise:
         for _ in range(repeats):
             if self.rng.random() < 0.5:  # so a neighbour stays for two repeats on average
                 busy = 1 + self.rng.random() if self.rng.random() < self.neighbours else 1.0
-            found.append(busy * self.rng.lognormvariate(0, self.spread))
+            found.append(busy * self.rng.lognormvariate(0, SPREAD))
         return found
 
 
@@ -45,7 +44,6 @@ def seats(num_nodes: int, ranks_per_node: int) -> list[Seat]:
 def screened(
     num_nodes: int, ranks_per_node: int, noise: Noise, slow: Slow | None = None
 ) -> Screening:
-    """Return what a screening of such nodes finds."""
     placed = seats(num_nodes, ranks_per_node)
     drift = [1 + 0.01 * repeat for repeat in range(REPEATS)]
 

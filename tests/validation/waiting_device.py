@@ -5,6 +5,7 @@ that each would have alone. Parameters, gradients, DDP and its all-reduce are re
 """
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -15,17 +16,27 @@ from lockstep.workloads import Workload
 FORWARD_SHARE = 1 / 3
 
 
-class _Wait(torch.autograd.Function):
+Seconds = Callable[[], float]
+
+
+class Slowed(torch.autograd.Function):
+    """The identity, which takes its time in forward and in backward."""
+
     @staticmethod
-    def forward(ctx, values, seconds):
-        ctx.seconds = seconds
-        time.sleep(seconds * FORWARD_SHARE)
+    def forward(ctx, values: torch.Tensor, forward_s: Seconds, backward_s: Seconds):
+        ctx.backward_s = backward_s
+        sleep(forward_s())
         return values.view_as(values)
 
     @staticmethod
     def backward(ctx, gradient):
-        time.sleep(ctx.seconds * (1 - FORWARD_SHARE))
-        return gradient, None
+        sleep(ctx.backward_s())
+        return gradient, None, None
+
+
+def sleep(seconds: float) -> None:
+    if seconds > 0:
+        time.sleep(seconds)
 
 
 class Waiting(nn.Module):
@@ -39,7 +50,8 @@ class Waiting(nn.Module):
     def forward(self, values):
         """Return the layer's output, shape (B, width), after the time of a batch."""
         seconds = 0.0 if values.is_meta else len(values) * self.seconds_per_item
-        return _Wait.apply(self.linear(values), seconds)
+        forward_s, backward_s = seconds * FORWARD_SHARE, seconds * (1 - FORWARD_SHARE)
+        return Slowed.apply(self.linear(values), lambda: forward_s, lambda: backward_s)
 
 
 def model(width: int = 512, depth: int = 8, us_per_item: int = 1000) -> Workload:
