@@ -270,10 +270,3 @@ def test_one_process_in_an_allocation_of_several_tasks_has_forgotten_srun(launch
     with pytest.raises(ValueError, match=r"^SLURM_NTASKS is 8, but this process runs alone; "):
         placement(ALLOCATION | launcher | step)
     assert placement(ALLOCATION | step | {"SLURM_NTASKS": "1"}) == Placement()
-
-
-def test_tasks_of_one_step_measure_together_or_not_at_all():
-    step = ALLOCATION | {"SLURM_STEP_NUM_TASKS": "8"}
-    assert placement(step | {"LOCKSTEP_LAUNCHER": "slurm"}) == Placement(0, 0, 8, 8)
-    with pytest.raises(ValueError, match=r"^srun started 8 tasks, .* set LOCKSTEP_LAUNCHER=slurm"):
-        placement(step)
