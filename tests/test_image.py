@@ -247,7 +247,7 @@ def test_a_key_counts_folders_without_caches_and_a_base_file_by_its_content(fold
         ("echo FATAL:   while running %post >&2; exit 255", SIF, "tiny.sif: while running %post;"),
         ("exit 7", SIF, "exit code 7; "),
         ("echo done", SIF, "image file "),
-        (MAKES, SIF[:190], "is incomplete: 10 bytes are missing"),
+        (MAKES, SIF[:60], "is incomplete: 68 bytes are missing"),
         (MAKES, b"text", "is not a SIF image"),
     ],
 )
