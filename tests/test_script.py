@@ -214,7 +214,6 @@ def block(text):
     ("text", "place"),
     [
         ("{% block before %}", r":1: "),
-        (block("{{ absent }}"), r":3: "),
         (block("{% if %}"), r":3: "),
         (block("{{ 1 / 0 }}"), r":3: "),
         ('{% extends "gone.sh.j2" %}', ":1: no template 'gone.sh.j2'; extend base.sh.j2"),
