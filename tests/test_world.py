@@ -8,6 +8,7 @@ from lockstep.ranks import process_group as world
 from lockstep.ranks.placement import Placement, find_ranks_per_node, placement
 
 SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"}
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "8"}
 TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
 OPENMPI = {
     "LOCKSTEP_LAUNCHER": "openmpi",
@@ -37,7 +38,7 @@ PMI = {
             id="slurm",
         ),
         pytest.param(
-            SLURM | {"LOCKSTEP_LAUNCHER": "slurm"}, Placement(5, 1, 8, 8), id="slurm-one-node"
+            SLURM | STEP | {"LOCKSTEP_LAUNCHER": "slurm"}, Placement(5, 1, 8, 8), id="slurm-step"
         ),
         pytest.param(
             SLURM | TORCHRUN | {"LOCKSTEP_LAUNCHER": "slurm"},
