@@ -12,7 +12,7 @@ from lockstep.core.metrics import NOTABLE
 from lockstep.measure.causes import bound
 from lockstep.measure.causes.bound import NAMES, Base, Buckets
 from lockstep.measure.causes.card import CHANGES, card
-from lockstep.report.columns import POINTS, table
+from lockstep.report.columns import table
 from lockstep.report.compute import quantities
 from lockstep.report.compute.quantities import reason
 from lockstep.report.compute.scaling import series_of
@@ -376,14 +376,6 @@ def test_overlap_has_an_interval_over_launches_within_what_a_share_can_be():
         row.rank_variant_s["reduce"] = steady(seconds, 2)
     (point,) = table([series])
     assert (point["overlap"], point["overlap_low"], point["overlap_high"]) == (0, 0, 1)
-
-
-def test_a_column_of_exposed_communication_has_ddps_own_work_as_it_says_and_the_card_has_not():
-    series = ladder("weak", [(1, *BASE), (2, 1.4, two(0.9, 1.4))])
-    whole = table([series])[1]["exposed_communication_s"]
-    (share,) = quantities.find_bottleneck(series, series.points[1]).named
-    assert (share.cause, whole - share.seconds) == ("exposed", pytest.approx(0.1))
-    assert "DDP's own work" in POINTS["exposed_communication_s"].meaning
 
 
 @pytest.mark.parametrize(

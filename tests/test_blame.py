@@ -127,16 +127,3 @@ def test_a_rank_without_its_process_group_makes_all_build_it_again():
     gone = ends({}, {"left": [{"kind": "process_group"}]})
     assert Verdict.judge_leaving(gone, FACTS).needs_group
     assert not Verdict.judge_leaving(ends({}, {}), FACTS).needs_group
-
-
-@pytest.mark.parametrize(
-    ("counts", "odd"), [([7, 7, 7], None), ([7, None, 7], None), ([7, 8, 7], 1), ([None, 7, 6], 2)]
-)
-def test_a_rank_that_called_other_collectives_is_named(counts, odd):
-    found = [None if count is None else {"collectives": count} for count in counts]
-    words = FACTS.find_uneven(found)
-    assert (
-        words.startswith(f"rank {odd} on n0 (cuda:{odd}) called {counts[odd]}")
-        if odd
-        else (words == "")
-    )

@@ -192,34 +192,11 @@ def test_a_copied_launch_is_a_finding_with_its_place_and_pooling_it_is_refused(t
         load([folder])
 
 
-def seed(tmp_path, name):
-    """Return what the check finds in a table that ships: rule and world sizes -> values."""
-    path = imports.built_in()[name]
-    imports.write(imports.read([path], 50_000), [path], tmp_path)
-    found = check(gather([tmp_path]))
-    return {(one.rule, *one.cases, *one.world_sizes): one.values for one in found}
-
-
-def test_the_guides_throughput_contradicts_its_hours(tmp_path):
-    found = seed(tmp_path, "guide")
-    for size, time_grown in ((2, 1.85), (4, 3.43)):
-        values = found["contradiction", "guide_throughput", size]
-        assert (values["grown"], values["other_table"]) == (pytest.approx(size), "guide_time")
-        assert values["time_grown"] == pytest.approx(time_grown, abs=0.005)
-    # 240 / 40 = 6.00 and 12 / 2 = 6.00 agree.
-    assert ("contradiction", "guide_throughput", 8) not in found
-    assert ("not-measured", "guide_time") in found
-
-
-def test_the_logged_images_of_two_ranks_are_counted_twice(tmp_path):
-    found = seed(tmp_path, "hpc_t4")
-    values = found["doubled-world-size", "hpc_t4_logged", 2]
-    assert values["factor"] == pytest.approx(2, rel=0.02)
-    assert ("doubled-world-size", "hpc_t4_logged", 1) not in found
-
-
 def test_cyclone_is_fixed_epochs_and_its_batch_is_too_small(tmp_path):
-    found = seed(tmp_path, "cyclone")
+    path = imports.built_in()["cyclone"]
+    imports.write(imports.read([path], 50_000), [path], tmp_path)
+    made = check(gather([tmp_path]))
+    found = {(one.rule, *one.cases, *one.world_sizes): one.values for one in made}
     view = found["fixed-epochs", "cyclone"]
     assert (view["batches"], view["sizes"]) == ([16, 32, 64], [1, 2, 4])
     assert view["samples"] == [300000, 300000, 299840]

@@ -6,7 +6,6 @@ import pytest
 
 from lockstep.core.sizes import COLLECTIVES
 from lockstep.measure import collective_cases as collectives
-from lockstep.measure.collective_cases import Collective
 
 # Run by two ranks: every collective is right, and every wrong expectation is caught.
 TWO_RANKS = """
@@ -32,21 +31,6 @@ found = {
 print(json.dumps(found))
 world.leave()
 """
-
-
-def test_expected_values():
-    def values(expected, world_size):
-        return Collective(lambda whole, part: None, "whole", expected).expected_values(world_size)
-
-    assert (values("sum", 1), values("sum", 4)) == ([1.0], [10.0])  # 1 + 2 + 3 + 4
-    assert (values("root", 4), values("ranks", 4)) == ([1.0], [1.0, 2.0, 3.0, 4.0])
-
-
-def test_every_collective_of_the_study_has_a_record():
-    table = collectives._table()
-    assert tuple(table) == COLLECTIVES
-    assert [name for name, chosen in table.items() if chosen.root_only] == ["reduce"]
-    assert [name for name, chosen in table.items() if chosen.result == "part"] == ["reduce_scatter"]
 
 
 def test_bandwidth():

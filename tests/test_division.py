@@ -164,19 +164,6 @@ def test_waits_for_a_core_are_no_fixed_cost_and_computing_is_left(waits, halves)
         assert shares["compute"] > 0
 
 
-def test_a_clean_step_has_no_cause():
-    for seed in range(20):
-        found = judge([Made().turns(20, seed=seed)])
-        assert found.kind == "compute"
-        assert shares_of(found)["compute"] > 0.9
-
-
-def test_one_rank_that_is_always_slow_is_named():
-    found = judge([Made(lambda _: np.array([0.0, 0.02])).turns(20)])
-    assert (found.kind, found.slow.rank) == ("imbalance", 1)
-    assert shares_of(found)["imbalance"] == pytest.approx(0.02 / 0.072, abs=0.02)
-
-
 seconds = st.floats(1e-3, 10)
 
 

@@ -51,21 +51,3 @@ def test_the_step_time_is_one_on_page_and_terminal_and_in_every_figure(told):
         for figure in section["figures"] if figure["kind"] == "stack" for bar in figure["bars"]
     ]  # fmt: skip
     assert {number(one) for one in bars} <= set(parted)
-
-
-def test_the_card_and_the_headline_part_the_step_time_of_the_table(told):
-    for series, point in told.points:
-        card = quantities.find_bottleneck(series, point)
-        assert card.step_s == point.step_s
-        assert card.compute_s + card.lost_s == pytest.approx(point.step_s)
-        parts, lost = quantities.parts_and_loss(series, point)
-        assert bool(parts) is not card.is_unlike
-        if not parts:
-            continue
-        assert sum(part.seconds for part in parts) == pytest.approx(point.step_s)
-        if lost:
-            assert lost.step_s == point.step_s
-            if lost.parts:  # else the baseline's turns are unlike its rounds
-                assert sum(part.seconds for part in lost.parts) == pytest.approx(lost.seconds)
-            # What is lost of a step is what its efficiency lacks.
-            assert 1 - lost.seconds / lost.step_s == pytest.approx(point.parallel_efficiency)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import commands
 import pytest
-from hypothesis import strategies as st
 
 from lockstep.report.compute.alternatives import compare_devices
 from lockstep.report.compute.scaling import series_of
@@ -308,14 +307,6 @@ def test_a_row_that_calls_itself_ideal_is_no_result(tmp_path, column, cell, orig
     ]  # fmt: skip
 
 
-def test_fixed_epochs_with_steps_give_step_times(tmp_path):
-    (series,) = points_of(read([DATA / "fixed_epochs.csv"]), tmp_path)
-    assert series.row.scaling == "fixed-epochs"
-    assert [round(1e3 * p.step_s, 2) for p in series.points] == [3.92, 4.49, 5.47]
-    assert [round(100 * p.parallel_efficiency, 1) for p in series.points] == [100.0, 87.3, 71.7]
-    assert [round(100 * p.time_ratio, 1) for p in series.points] == [100.0, 87.3, 71.7]
-
-
 @pytest.mark.parametrize(
     ("lines", "efficiency"),
     [
@@ -454,6 +445,3 @@ def test_an_import_is_not_overwritten(tmp_path):
     assert target.read_bytes() == before
     write(imported, [], tmp_path, force=True)
     assert target.read_bytes() != before
-
-
-cell = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\0"), max_size=12)

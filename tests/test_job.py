@@ -200,8 +200,6 @@ def test_a_partition_replaces_keys_of_the_site():
         ({"launch_time": "03:00:00", "allocation": "job"}, {}, '1 of its 2 .* share_job.*"array"'),
         ({"launch_time": "01:30:00", **APART}, {}, 'only 2 of its 4 .* lower launch_time or'),
         ({"launch_time": "05:00:00", "allocation": "array"}, {}, "lower launch_time in .* choose"),
-        ({}, {"world_sizes": [16]}, "16 needs 4 nodes, but partition gpu .* 2 nodes, for up to 8"),
-        ({}, {"world_sizes": [6], "studies": ["weak"]}, "6 does not fill .* choose 4 or 8"),
         ({}, {"threads_per_rank": 17}, "4 ranks of 17 threads need more than the 64 CPUs"),
     ],
 )  # fmt: skip

@@ -371,13 +371,6 @@ def test_costly_and_wrong_launches_are_found_and_usual_ones_are_not(text, rule):
     assert found == ([rule] if rule else [])
 
 
-def test_python_without_srun_is_told_of_its_tasks_and_of_its_gpus():
-    text = f"{HEAD}{TWO_NODES}#SBATCH --gpus-per-node=8\npython train_ddp.py\n"
-    found = {one.rule: one.message for one in findings(text)}
-    assert found.keys() == {"NO-SRUN", "TASKS-GPUS"}
-    assert "one rank starts on a node with 8 GPUs and leaves 7 idle" in found["TASKS-GPUS"]
-
-
 @pytest.mark.parametrize(("source", "severities"), [
     ("from torch.nn.parallel import DistributedDataParallel\n", ["warning"]),
     ("torch.multiprocessing.spawn(train, nprocs=4)\n", []),

@@ -74,12 +74,6 @@ def test_an_epoch_may_end_within_a_batch(group):
     assert next(batches)[1].tolist() == [2, 3]
 
 
-@pytest.mark.parametrize("epoch", [([0, 1, 1], [3]), ([0, 1], [3, 1])])
-def test_a_sample_that_comes_twice_fails_the_case(group, epoch):
-    with pytest.raises(RuntimeError, match=r"^sample 1 came 2 times in one epoch instead of once;"):
-        loader_cases._check(given_batches(*epoch), 4, 4, CPU)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("share", "says"), [("own", "{'each_sample_once': True}"), ("same", "came 2 times")]

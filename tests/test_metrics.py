@@ -3,10 +3,6 @@ import pytest
 from lockstep.core import metrics
 
 
-def test_a_round_lasts_as_long_as_its_slowest_rank():
-    assert metrics.slowest_rank([[1.0, 5.0], [2.0, 4.0], [1.5, 3.0]]) == [2.0, 5.0]
-
-
 @pytest.mark.parametrize(
     ("matrix", "found"), [([[1.0, 2.0], [1.0]], r"\[1, 2\]"), ([[], []], r"\[0\]"), ([], r"\[\]")]
 )
@@ -29,22 +25,6 @@ def test_ranks_with_unequal_rounds_are_refused(matrix, found):
 def test_busbw_factors_are_those_of_nccl_tests(collective, factors):
     assert tuple(metrics.busbw_factor(collective, n) for n in (2, 4, 8)) == factors
     assert metrics.busbw_factor(collective, 1) is None
-
-
-def test_an_unknown_collective_is_refused_and_the_known_named():
-    with pytest.raises(ValueError, match=r"no collective 'gather'; choose from .*all_reduce"):
-        metrics.busbw_factor("gather", 2)
-
-
-def test_mfu_is_a_fraction_of_the_peak_of_all_ranks():
-    # 2470 images/s at 24.6 GFLOP on one A100 in half precision: 60.8 of 312 TFLOP/s.
-    assert metrics.mfu(2470, 24.6e9, 312e12, 1) == pytest.approx(0.19475, abs=1e-5)
-    assert metrics.mfu(2 * 2470, 24.6e9, 312e12, 2) == metrics.mfu(2470, 24.6e9, 312e12, 1)
-
-
-@pytest.mark.parametrize(("flop", "peak"), [(None, 1e12), (1e9, None), (None, None)])
-def test_mfu_is_unknown_where_flop_or_peak_is(flop, peak):
-    assert metrics.mfu(100.0, flop, peak, 4) is None
 
 
 def test_the_relative_margin_is_students():

@@ -96,8 +96,6 @@ def test_only_ladders_have_models(tmp_path):
     full_tree(tmp_path)
     with pytest.raises(ValueError, match=r"its name: strong mlp, [^;]+; weak mlp, [^;]+$"):
         run(predict, tmp_path)
-    with pytest.raises(ValueError, match="no series has 'loader' in its name"):
-        run(predict, tmp_path, "--case", "loader")
 
 
 def test_a_peak_is_given_only_where_beta_is_above_zero(cited):
@@ -162,7 +160,6 @@ def test_the_rules_are_one_json_object(cited):
 @pytest.mark.parametrize(
     ("arguments", "refusal"),
     [
-        (["--at", 16, "--case", "nothing"], "no series has 'nothing' in its name"),
         (["--rule", "cheap"], "cheap is not a rule"),
         (["--rule", "efficiency=80"], "not a fraction"),
         (["--rule", "efficiency=0"], "not a fraction"),

@@ -2,12 +2,12 @@
 
 import os
 import shlex
-import shutil
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
+from cluster import need
 from data.job_samples import CONTAINER, campaign_of, site_of, small
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -145,10 +145,7 @@ def test_a_site_may_leave_the_partition_to_its_qos():
 
 
 def shellcheck(*arguments):
-    if shutil.which("shellcheck") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("no shellcheck is installed; tests/testbed/install does it")
-        pytest.skip("no shellcheck is installed")
+    need("shellcheck")
     # What a site loads is its own.
     command = ["shellcheck", "--exclude=SC1090,SC1091", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
@@ -214,7 +211,6 @@ def block(text):
     ("text", "place"),
     [
         ("{% block before %}", r":1: "),
-        (block("{{ absent }}"), r":3: "),
         (block("{% if %}"), r":3: "),
         (block("{{ 1 / 0 }}"), r":3: "),
         ('{% extends "gone.sh.j2" %}', ":1: no template 'gone.sh.j2'; extend base.sh.j2"),

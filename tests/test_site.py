@@ -50,7 +50,6 @@ OF_HEAD = [
     ("node = 4", 'node = 0\ngpu_type = "a"', "but gpus_per_node is 0"),
 ]
 OF_KEYS = [
-    ('partitoin = "gpu"', "unknown key 'partitoin'; did you mean 'partition'"),
     ('mem = "lots"', "mem = 'lots' is not allowed; mem is the "),
     ('account = "a\\n#SBATCH --nodes=99"', "a line break or control"),
     ('account = "a b"', "account = 'a b': a value for sbatch may"),

@@ -102,19 +102,6 @@ def test_steps_leave_nothing_behind(trainer, way):
     assert trainer.model[0].weight is weight
 
 
-def test_what_follows_is_the_same_to_the_last_bit(trainer):
-    for _ in range(2):
-        trainer.step()
-    snapshot = Snapshot(reach(step=trainer.step))
-    runs = []
-    for _ in range(2):
-        for _ in range(STEPS):
-            trainer.step()
-        runs.append((trainer.losses[-STEPS:], trainer.state()))
-        snapshot.restore()
-    assert runs[0] == runs[1]
-
-
 def test_an_interrupted_accumulation_goes_on():
     model = nn.Linear(4, 1)
     loss = model(torch.ones(1, 4)).sum()  # of a graph that is still to be gone through

@@ -23,13 +23,6 @@ def write_journal(folder, content, **header):
     write_lines(folder / "journal.jsonl", head, *ended)
 
 
-def test_a_killed_launch_is_rebuilt_from_its_journal(tmp_path):
-    write_journal(tmp_path / "launches" / "w1-r0", one_launch())
-    results = load([tmp_path])
-    assert not results.launches[0].complete
-    assert results.rows[0].step_s == pytest.approx(0.1)
-
-
 def test_a_folder_that_holds_nothing_but_a_journal_is_a_launch(tmp_path):
     folder = tmp_path / "20261120T120000Z"
     write_journal(folder, one_launch(), launch={"world_size": 1, "provenance": provenance()})

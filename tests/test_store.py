@@ -3,11 +3,11 @@
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
+from launched import until
 
 pytestmark = pytest.mark.slow  # each starts a process that imports torch
 
@@ -32,11 +32,8 @@ def served(folder, environ, host="127.0.0.1"):
 
 
 def address(process, path):
-    give_up = time.monotonic() + PATIENCE_S
-    while not path.exists():
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
+    until(lambda: path.exists() or process.poll() is not None, "its address", PATIENCE_S)
+    assert path.exists(), process.stderr.read()
     host, _, port = path.read_text().strip().rpartition(":")
     return host, int(port)
 

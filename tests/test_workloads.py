@@ -37,10 +37,6 @@ def fails():
     raise RuntimeError("boom\\nand more")
 
 
-def exits():
-    raise SystemExit(0)
-
-
 def waits():
     raise KeyboardInterrupt
 
@@ -66,8 +62,6 @@ number = 3
         ("mnist_cnn", 1_199_882),
         ("mlp:width=64,depth=2", 2 * (64 * 64 + 64) + 64 * 10 + 10),
         ("gpt:size=124m", 124_439_808),
-        ("resnet152", 60_192_808),
-        ("vit_b_16", 86_567_656),
     ],
 )
 def test_models_have_their_published_number_of_parameters(spec, num_parameters):
@@ -184,11 +178,9 @@ def own_module(tmp_path, monkeypatch):
         ("gpt:size=1t", "toy, small, 124m"),
         ("no.such.module:thing", "No module named 'no'"),
         ("lockstep.workloads.mlp:nothing", "no attribute 'nothing'"),
-        ("os:system", "raised TypeError: .*'command'"),
         ("ownmodels:not_a_workload", "made a int"),
         ("ownmodels:number", "of type int"),
         ("ownmodels:fails", "raised RuntimeError: boom;"),
-        ("ownmodels:exits", "raised SystemExit: 0;"),
         ("ownmodels:needs", "raised TypeError: .*'columns';"),
         ("ownmodels:judges", "rows must be above 0$"),
         ("ownbroken:x", "cannot be loaded: SyntaxError"),

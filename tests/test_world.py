@@ -8,6 +8,7 @@ from lockstep.ranks import process_group as world
 from lockstep.ranks.placement import Placement, find_ranks_per_node, placement
 
 SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"}
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "8"}
 TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
 OPENMPI = {
     "LOCKSTEP_LAUNCHER": "openmpi",
@@ -37,7 +38,7 @@ PMI = {
             id="slurm",
         ),
         pytest.param(
-            SLURM | {"LOCKSTEP_LAUNCHER": "slurm"}, Placement(5, 1, 8, 8), id="slurm-one-node"
+            SLURM | STEP | {"LOCKSTEP_LAUNCHER": "slurm"}, Placement(5, 1, 8, 8), id="slurm-step"
         ),
         pytest.param(
             SLURM | TORCHRUN | {"LOCKSTEP_LAUNCHER": "slurm"},
@@ -270,10 +271,3 @@ def test_one_process_in_an_allocation_of_several_tasks_has_forgotten_srun(launch
     with pytest.raises(ValueError, match=r"^SLURM_NTASKS is 8, but this process runs alone; "):
         placement(ALLOCATION | launcher | step)
     assert placement(ALLOCATION | step | {"SLURM_NTASKS": "1"}) == Placement()
-
-
-def test_tasks_of_one_step_measure_together_or_not_at_all():
-    step = ALLOCATION | {"SLURM_STEP_NUM_TASKS": "8"}
-    assert placement(step | {"LOCKSTEP_LAUNCHER": "slurm"}) == Placement(0, 0, 8, 8)
-    with pytest.raises(ValueError, match=r"^srun started 8 tasks, .* set LOCKSTEP_LAUNCHER=slurm"):
-        placement(step)

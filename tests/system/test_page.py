@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from importlib import resources
 
 import commands
 import pytest
+from cluster import missing
 from data.report_samples import full_tree
 from data.training_samples import seeds
 from data.wide_ladder import wide_tree
@@ -133,12 +133,8 @@ AT_WIDTHS = """
 
 @pytest.fixture(scope="module")
 def chromium():
-    found = shutil.which("chromium")
-    if found is None:
-        reason = "no chromium on PATH; install the package chromium to look at the page"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+    if (found := shutil.which("chromium")) is None:
+        missing("no chromium on PATH; install the package chromium to look at the page")
     return found
 
 
