@@ -159,14 +159,14 @@ def _imported_table(
         view = " Time ratios compare step times." if series.base.time_ratio else ""
         text = SCALING[series.row.scaling] + view
     texts = [text, f"Ratios are relative to {parts.baseline_text(series)}."]
-    texts += (
-        [f"Throughput is that of {twin.label}; ratios are computed from the times."] if twin else []
-    )
-    texts += [parts.repeat_text(series).strip()] if len(series.points) > 1 else []
-    texts += (
-        [f"Its values are computed as {facts['conversion']}."] if facts.get("conversion") else []
-    )
-    texts += [f"Source: {facts['source']}."] if facts.get("source") else []
+    if twin:
+        texts.append(f"Throughput is that of {twin.label}; ratios are computed from the times.")
+    if len(series.points) > 1:
+        texts.append(parts.repeat_text(series).strip())
+    if conversion := facts.get("conversion"):
+        texts.append(f"Its values are computed as {conversion}.")
+    if source := facts.get("source"):
+        texts.append(f"Source: {source}.")
     texts += [f"Note: {note}." for note in (facts.get("notes") or [])[:2]]
     return parts.point_table(
         series.label, columns, series.points, note=" ".join(texts), origin=series.row.origin,
