@@ -41,10 +41,9 @@ from lockstep.report.words import headline
 
 def panels(
     results: Results, series: Sequence[Series], threshold: float,
-    predicted: Mapping[str, Prediction] | None = None,
+    predicted: Mapping[str, Prediction],
 ) -> list[Panel]:  # fmt: skip
     """Return the panels of everything measured and imported, in the order of the page."""
-    predicted = predicted or {}
     measured = [curve for curve in series if curve.row.origin == "measured"]
     wires = {
         (launch.name, is_between): rate
