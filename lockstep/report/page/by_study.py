@@ -168,8 +168,8 @@ def _imported_table(
         texts.append(f"Source: {source}.")
     texts += [f"Note: {note}." for note in (facts.get("notes") or [])[:2]]
     return parts.point_table(
-        series.label, columns, series.points, note=" ".join(texts), origin=series.row.origin,
-        finding=headline.verdict(series, threshold), prints=True,
+        series.label, columns, series.points, note=" ".join(texts), prints=True,
+        finding=headline.verdict(series, threshold),
     )  # fmt: skip
 
 
