@@ -23,7 +23,7 @@ from lockstep.report.page.figures import SERIES_COLOURS, draw, draw_curve
 
 def specs_of(root, threshold=0.7):
     results = load([root])
-    found = panels(results, series_of(results.rows), threshold)
+    found = panels(results, series_of(results.rows), threshold, {})
     return {spec["id"]: spec for panel in found for spec in panel["figures"]}
 
 
@@ -117,7 +117,7 @@ def test_a_figure_holds_six_series_and_says_which_it_leaves_out(tmp_path):
         }
         write(tmp_path, document(f"w{size}-r0", size, cases))
     results = load([tmp_path])
-    panel = panels(results, series_of(results.rows), 0.7)[0]
+    panel = panels(results, series_of(results.rows), 0.7, {})[0]
     assert [len(spec["series"]) for spec in panel["figures"]] == [6, 6, 6]
     assert "leave out mlp, i=6, mlp, i=7" in panel["notes"][0]
     # Two of each series: its scaling, and what it takes. One launch shows no size for a purpose.

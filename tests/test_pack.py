@@ -18,6 +18,7 @@ from lockstep.core.studies import LADDERS
 from lockstep.report.load import recorded
 from lockstep.report.pack import choices, pack_cli, texts
 from lockstep.report.pack.choices import plan_node_hours
+from lockstep.report.page import parts
 from lockstep.report.words import lines
 
 EUROHPC = (
@@ -258,7 +259,8 @@ def test_the_latex_compiles_and_what_the_form_limits_takes_two_pages(pack):
     hostile = lines.tex('\\input{x} $%&#_{}^~<>|"` \u00e9 \u0142 \u4e2d \u2013 10\u2076\x00')
     text = (pack / "proposal.tex").read_text()
     (pack / "hostile.tex").write_text(text.replace("Time-to-solution", hostile))
-    table = texts.table("A", ("B", "C"), [["[1]", "*"], ["*", "a\n\nb"], ["[x", "y"]], bold=1)
+    cells = [["[1]", "*"], ["*", "a\n\nb"], ["[x", "y"]]
+    table = parts.table("A", ("B", "C"), cells, kind="table", bold=1, note="")
     section = {"heading": "A", "level": 2, "annex": False, "blocks": [table]}
     form = {"title": "A", "slides": False, "against": "", "sections": [section]}
     made = texts.write(pack / "cells", form, [], {})

@@ -20,6 +20,7 @@ from lockstep.report.compute.quantities import CAUSES, Loss
 from lockstep.report.load.results import Row
 from lockstep.report.pack import choices, texts
 from lockstep.report.pack.texts import refuse_foreign as refuse_foreign
+from lockstep.report.page import parts
 from lockstep.report.page.parts import ms, ms_span
 from lockstep.report.words import verdict_card
 
@@ -54,19 +55,16 @@ def write(
     def paragraphs(lines: list[str]) -> list[texts.Block]:
         return [{"kind": "text", "text": line} for line in lines]
 
-    def tables(section: Mapping[str, Any]) -> list[texts.Block]:
-        return [{"note": ""} | each | {"kind": "table", "bold": None} for each in section["tables"]]
-
     differs = sections["differs"]
     blocks = {
         "[[outcome]]": paragraphs(
             [capital(page["headlines"][0]["text"]), *filter(None, [page["band"]])]
         ),
         "[[lost]]": paragraphs([*_reasons(before)])
-        + ([texts.table(LOST, COLUMNS, rows, texts=3)] if rows else []),
-        "[[tried]]": paragraphs(differs["lead"]) + tables(differs),
-        "[[gained]]": [block for each in ladders for block in tables(each)]
-        + [texts.figure(spec) for spec in specs],
+        + ([parts.table(LOST, COLUMNS, rows, 3, "")] if rows else []),
+        "[[tried]]": paragraphs(differs["lead"]) + differs["tables"],
+        "[[gained]]": [table for each in ladders for table in each["tables"]]
+        + [{**spec, "kind": "figure"} for spec in specs],
         "[[left]]": paragraphs([*_reasons(after), page["next"]]),
         "[[judged]]": paragraphs(sections["method"]["lead"]),
     }

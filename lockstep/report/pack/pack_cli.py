@@ -73,7 +73,7 @@ def write(
     first = paths[0].resolve()
     folder = pack["to"] or first.with_name(f"{first.stem}-{programme}")
     texts.refuse_foreign(folder, force)
-    panels = by_study.panels(results, chosen.shown, threshold)
+    panels = by_study.panels(results, chosen.shown, threshold, {})
     method.put_basis(panels, results, chosen.shown)
     drawn = {spec["id"]: spec for panel in panels for spec in panel["figures"]}
     form = choices.read_form(programme)

@@ -96,7 +96,6 @@ def document(
         "nodes": method.span_of(nodes) if all(nodes) else "",
         "timing": method.timing(results, chosen.points),
         "has_intervals": any(p.step_interval or p.efficiency_interval for p in chosen.points),
-        "mfu": production.mfu,
         "measured_times": [
             f"{each.type} on {counted(each.world_size or 0, 'rank')} at global batch "
             f"{each.global_batch} of the production series"
@@ -142,8 +141,10 @@ def document(
     drawn: dict[str, Callable[[], list[Block]]] = {
         "[[ladders]]": lambda: [block for curve in chosen.shown for block in ladder(curve)],
         "[[production ladder]]": lambda: ladder(chosen.series),
-        "[[figures]]": lambda: [figure(spec) for spec in specs if spec["id"] not in placed],
-        "[[card]]": lambda: (
+        "[[figures]]": lambda: [
+            {**spec, "kind": "figure"} for spec in specs if spec["id"] not in placed
+        ],
+        "[[bottleneck]]": lambda: (
             [{"kind": "lines", "title": card.title, "lines": [
                 part for line in card.lines(has_next=False)
                 for part in textwrap.wrap(line, WIDTH, subsequent_indent=" " * 10)
@@ -151,17 +152,17 @@ def document(
         ),
         "[[gantt]]": lambda: [_gantt(dated)] if dated else [],
         "[[milestones]]": lambda: [_milestones(plan)] if plan else [],
-        "[[unit costs]]": lambda: [
+        "[[unit_costs]]": lambda: [
             _point_table(curve, production, sentences("caption", curve)[0],
                          _cost_columns(curve, title))
             for curve in chosen.shown
         ],
         "[[jobs]]": lambda: [
-            table(
+            parts.table(
                 "Jobs of this campaign, as Slurm accounts for them",
                 ("State", "Jobs", "Node-hours"),
                 [[each["state"], str(each["num_jobs"]), number(each["node_hours"])]
-                 for each in jobs["outcomes"]], texts=1,
+                 for each in jobs["outcomes"]], 1, "",
             )
         ] if jobs else [],
         "[[conditions]]": lambda: [_conditions(chosen, bases[0] if bases else Basis())],
@@ -171,14 +172,18 @@ def document(
     for section in form["sections"]:
         texts = []
         for part in section.get("parts", []):
-            # A part without a macro is for the applicant's own statements alone.
-            texts += sentences(part) if hasattr(macros, part) else []
+            # A part that is neither a macro nor a block has the applicant's own statements alone.
+            if hasattr(macros, part):
+                texts += sentences(part)
+            elif f"[[{part}]]" in drawn:
+                texts.append(f"[[{part}]]")
             texts += [work.statements[part]] if part in work.statements else []
         blocks = [
-            block for text in texts
+            {"kind": "table", "note": "", "bold": None} | block for text in texts
             for block in (drawn[text]() if text in drawn else [{"kind": "text", "text": text}])
         ]  # fmt: skip
-        blocks += [figure(spec) for spec in specs if spec["id"] in section.get("figures", [])]
+        named = section.get("figures", [])
+        blocks += [{**spec, "kind": "figure"} for spec in specs if spec["id"] in named]
         if blocks:
             sections.append({
                 "heading": section["heading"], "level": section.get("level", 2),
@@ -202,27 +207,11 @@ def document(
     }
 
 
-def figure(spec: Mapping[str, Any]) -> Block:
-    """Return the place of a figure in a text."""
-    names = {"id": spec["id"], "title": spec["title"], "note": spec.get("note", "")}
-    return {"kind": "figure"} | names
-
-
-def table(
-    caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 0,
-    bold: int | None = None,
-) -> Block:  # fmt: skip
-    """Return a table whose first `texts` columns are text, without columns of unknown cells."""
-    return parts.table(caption, columns, rows, texts, "", kind="table", bold=bold, note="")
-
-
 def _point_table(
     series: Series, production: Point, caption: str, columns: parts.Columns, note: str = ""
 ) -> Block:
     bold = next((i for i, point in enumerate(series.points) if point is production), None)
-    return parts.point_table(
-        caption, columns, series.points, prints_all="", kind="table", bold=bold, note=note
-    )
+    return parts.point_table(caption, columns, series.points, prints_all="", bold=bold, note=note)
 
 
 def _scaling_columns(series: Series, title: str) -> parts.Columns:
@@ -271,7 +260,7 @@ def _milestones(plan: Budget) -> Block:
         for line in plan.milestones
     ]  # fmt: skip
     rows.append(["Sum", *([""] * (len(columns) - 2)), exact(plan.node_hours)])
-    return table("Milestones", columns, rows, texts=2, bold=len(rows) - 1)
+    return parts.table("Milestones", columns, rows, 2, "", bold=len(rows) - 1)
 
 
 def _gantt(runs: Sequence[Any]) -> Block:
@@ -281,7 +270,7 @@ def _gantt(runs: Sequence[Any]) -> Block:
         [run.type, *(MARK if month in own else " " for month in months)]
         for run, own in zip(runs, spans, strict=True)
     ]
-    return table("Work plan by month", ("Run type", *map(str, months)), rows, texts=1)
+    return parts.table("Work plan by month", ("Run type", *map(str, months)), rows, 1, "")
 
 
 def _conditions(chosen: Chosen, basis: Basis) -> Block:
@@ -295,7 +284,7 @@ def _conditions(chosen: Chosen, basis: Basis) -> Block:
         ["Checkpoints", "no checkpoint is written in a timed step"],
     ]  # fmt: skip
     columns = ("Condition", "As measured")
-    return table("Conditions of the measurement", columns, rows, texts=2)
+    return parts.table("Conditions of the measurement", columns, rows, 2, "")
 
 
 def exact(hours: float) -> str:

@@ -41,10 +41,9 @@ from lockstep.report.words import headline
 
 def panels(
     results: Results, series: Sequence[Series], threshold: float,
-    predicted: Mapping[str, Prediction] | None = None,
+    predicted: Mapping[str, Prediction],
 ) -> list[Panel]:  # fmt: skip
     """Return the panels of everything measured and imported, in the order of the page."""
-    predicted = predicted or {}
     measured = [curve for curve in series if curve.row.origin == "measured"]
     wires = {
         (launch.name, is_between): rate
@@ -159,18 +158,18 @@ def _imported_table(
         view = " Time ratios compare step times." if series.base.time_ratio else ""
         text = SCALING[series.row.scaling] + view
     texts = [text, f"Ratios are relative to {parts.baseline_text(series)}."]
-    texts += (
-        [f"Throughput is that of {twin.label}; ratios are computed from the times."] if twin else []
-    )
-    texts += [parts.repeat_text(series).strip()] if len(series.points) > 1 else []
-    texts += (
-        [f"Its values are computed as {facts['conversion']}."] if facts.get("conversion") else []
-    )
-    texts += [f"Source: {facts['source']}."] if facts.get("source") else []
+    if twin:
+        texts.append(f"Throughput is that of {twin.label}; ratios are computed from the times.")
+    if len(series.points) > 1:
+        texts.append(parts.repeat_text(series).strip())
+    if conversion := facts.get("conversion"):
+        texts.append(f"Its values are computed as {conversion}.")
+    if source := facts.get("source"):
+        texts.append(f"Source: {source}.")
     texts += [f"Note: {note}." for note in (facts.get("notes") or [])[:2]]
     return parts.point_table(
-        series.label, columns, series.points, note=" ".join(texts), origin=series.row.origin,
-        finding=headline.verdict(series, threshold), prints=True,
+        series.label, columns, series.points, note=" ".join(texts), prints=True,
+        finding=headline.verdict(series, threshold),
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from lockstep.core import formats, metrics
 from lockstep.core.formats import counted, number, percent, span
@@ -10,7 +9,7 @@ from lockstep.core.studies import SWEEPS, TITLES
 from lockstep.report.compute import links, slow
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.slow import LIMITS, Kind, Reading
-from lockstep.report.compute.statistics import median_rate
+from lockstep.report.compute.statistics import Interval, median_rate
 from lockstep.report.load.results import Results
 from lockstep.report.page import parts
 from lockstep.report.page.parts import MAX_CURVES, MICRO, Figure, Panel, Table, table
@@ -61,24 +60,25 @@ def sweeps(series: Sequence[Series]) -> dict[Key, Sweep]:
 
 def _bandwidth_figure(sweeps: Mapping[str, Sweep], ranks: int, wire: float | None) -> Figure | None:
     """Return bandwidth against message size: busbw, or algbw at one rank; None without a sweep."""
+
+    def value(point: Point, *_: float) -> float:
+        return _bandwidths(point)[ranks > 1] or 0.0
+
+    def interval(point: Point) -> Interval | None:
+        if not (point.step_interval and point.step_s):
+            return None
+        low_s, high_s = point.step_interval  # the upper end of a time is the lower rate
+        return value(point) * point.step_s / high_s, value(point) * point.step_s / low_s
+
     curves = []
     for label, points in list(sweeps.items())[:MAX_CURVES]:
-        curve: dict[str, Any] = {
-            "label": label, "x": [], "y": [], "intervals": [], "dots": [], "ideal": [],
-            "nodes": [], "fit": [],
-        }  # fmt: skip
-        for size, point in points:
-            if not (value := _bandwidths(point)[ranks > 1]):
-                continue
-            curve["x"].append(size)
-            curve["y"].append(value)
-            interval = None
-            if point.step_interval and point.step_s:  # the upper end of a time is the lower rate
-                low_s, high_s = point.step_interval
-                interval = [value * point.step_s / end_s for end_s in (high_s, low_s)]
-            curve["intervals"].append(interval)
+        known = [point for _, point in points if value(point)]
+        if not known:
+            continue
+        curve = parts.curve_of(label, known, value, interval, message_bytes)
+        curve |= {"dots": [], "nodes": [], "fit": []}
         workload = points[0][1].rows[0].workload
-        if (fit := links.fit_points(workload, points)) and len(curve["x"]) > 1:
+        if (fit := links.fit_points(workload, points)) and len(known) > 1:
             factor = metrics.busbw_factor(workload, ranks) or 1.0
             first, last = math.log(curve["x"][0]), math.log(curve["x"][-1])
             rate = fit.beta_gb_per_s * metrics.GIGA
@@ -86,7 +86,7 @@ def _bandwidth_figure(sweeps: Mapping[str, Sweep], ranks: int, wire: float | Non
                 size = math.exp(first + (last - first) * i / SMOOTH)
                 busbw = factor * size / (fit.alpha_s + factor * size / rate) / metrics.GIGA
                 curve["fit"].append([size, busbw])
-        curves += [curve] if curve["x"] else []
+        curves.append(curve)
     if not curves:
         return None
     name = "busbw" if ranks > 1 else "algbw"

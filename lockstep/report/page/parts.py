@@ -21,7 +21,6 @@ Panel = dict[str, Any]
 Table = dict[str, Any]
 Figure = dict[str, Any]
 Cell = Callable[[Point], str]
-WORLD_SIZE: Callable[[Point], float] = attrgetter("world_size")
 # A heading of `CELLS`, or a heading with its own cell.
 Columns = Sequence[str | tuple[str, Cell]]
 
@@ -213,7 +212,8 @@ def left_out(
 
 def curve_of(
     label: str, points: Sequence[Point], value: Callable[[Point, float], float],
-    interval: Callable[[Point], Interval | None], size: Callable[[Point], float] = WORLD_SIZE,
+    interval: Callable[[Point], Interval | None],
+    size: Callable[[Point], float] = attrgetter("world_size"),
 ) -> dict[str, Any]:  # fmt: skip
     """Return one curve for a figure: its points, their intervals and every repeat.
 

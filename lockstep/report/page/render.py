@@ -19,7 +19,6 @@ from lockstep.report.words import lines
 # A page with this line in its head is a report, and may be replaced.
 MARK = '<meta name="generator" content="lockstep report">'
 COMPARED = '<meta name="generator" content="lockstep compare">'
-ORIGIN_LABELS = {"measured": "measured", "cited": "cited, not measured", "target": "target"}
 
 
 def html(data: dict[str, Any], mark: str = MARK) -> str:
@@ -44,7 +43,6 @@ def html(data: dict[str, Any], mark: str = MARK) -> str:
         style=own("report.css"),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
-        labels=ORIGIN_LABELS,
         embedded=embed(data["data"]),
         escapes=lines.tables(),
     )

@@ -105,20 +105,18 @@ class Headline:
     @property
     def lost(self) -> str:
         """The milliseconds lost and their cause; empty if unknown, and at the baseline."""
-        why, lost = self.why, ""
-        if self.loss_point is self.series.base:
+        why = self.why
+        if why is None or self.loss_point is self.series.base:
             return ""
-        if why is not None:
-            cause = self.cause(_span(why.named[0])) if why.named else "no cause is shown"
-            longer = f"a step takes {parts.ms(why.loss.step_s)} ms, {_span(why.loss)} longer than"
-            lost = f"{longer} the ideal step; {cause}"
-            if why.kind == "little":
-                lost = "little is lost"
-            elif why.kind == "open" and why.loss.seconds <= 0:
-                lost = "no loss against the baseline is shown"
-            if part := why.as_baseline:
-                shared = PHRASES[part.cause].format(time=_span(part))
-                lost += f"; {shared}, at the baseline as well"
+        cause = self.cause(_span(why.named[0])) if why.named else "no cause is shown"
+        longer = f"a step takes {parts.ms(why.loss.step_s)} ms, {_span(why.loss)} longer than"
+        lost = f"{longer} the ideal step; {cause}"
+        if why.kind == "little":
+            lost = "little is lost"
+        elif why.kind == "open" and why.loss.seconds <= 0:
+            lost = "no loss against the baseline is shown"
+        if part := why.as_baseline:
+            lost += f"; {PHRASES[part.cause].format(time=_span(part))}, at the baseline as well"
         return lost
 
     def cause(self, time: str) -> str:

@@ -13,19 +13,17 @@ def short(series: Sequence[Series]) -> tuple[list[Series], str]:
 
     The line has the factors of all steps measured here, then those of the steps of one study.
     """
-    factors = [_factors(curve) if _is_step(curve) else {} for curve in series]
     steps: dict[str, list[dict[str, object]]] = {}
-    for curve, own in zip(series, factors, strict=True):
-        if own:
-            steps.setdefault(curve.row.study, []).append(own)
+    for curve in filter(_is_step, series):
+        steps.setdefault(curve.row.study, []).append(_factors(curve))
     by_study = {study: _common(every) for study, every in steps.items()}
     shared = _common([*by_study.values()])
     named = []
-    for curve, own in zip(series, factors, strict=True):
-        if own:
-            study = curve.row.study
-            differs = {name: v for name, v in own.items() if by_study[study].get(name) != v}
-            texts = [study, factors_text(differs, ("workload",)), curve.layout]
+    for curve in series:
+        if _is_step(curve):
+            shared_here = by_study[curve.row.study].items()
+            differs = {k: v for k, v in _factors(curve).items() if (k, v) not in shared_here}
+            texts = [curve.row.study, factors_text(differs, ("workload",)), curve.layout]
             curve = replace(curve, label=", ".join(filter(None, texts)))
         named.append(curve)
     studies: dict[str, list[str]] = {}

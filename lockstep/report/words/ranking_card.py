@@ -17,13 +17,7 @@ from lockstep.core.formats import (
 from lockstep.core.metrics import GIGA
 from lockstep.core.studies import LADDERS, NAMES, TITLES, WITHOUT_RANKING
 from lockstep.report.compute import alternatives
-from lockstep.report.compute.alternatives import (
-    Place,
-    PlaceKind,
-    Ranking,
-    factor_ladders,
-    rank,
-)
+from lockstep.report.compute.alternatives import PlaceKind, Ranking, factor_ladders, rank
 from lockstep.report.compute.scaling import Series, no_interval
 from lockstep.report.page import parts
 from lockstep.report.words.headline import TIMES, entry
@@ -177,14 +171,13 @@ def _unsure(ranking: Ranking) -> bool:
     return any(place.kind in ("not_shown_slower", "too_noisy") for place in ranking.places)
 
 
-def _of_kind(ranking: Ranking, kind: str) -> list[Place]:
-    return [place for place in ranking.places if place.kind == kind]
+def _of_kind(ranking: Ranking, kind: PlaceKind) -> list[dict[str, object]]:
+    return [place.factors for place in ranking.places if place.kind == kind]
 
 
 def _headline(ranking: Ranking) -> str:
     """Return the best setting and its ties, or why there is none."""
     where = f"on {counted(ranking.world_size, 'rank')}"
-    tied = [place.factors for place in _of_kind(ranking, "not_shown_slower")]
     if ranking.is_one:
         return f"All settings made the same buckets {where}, so there is nothing to choose."
     text = f"No setting has a valid point {where}."
@@ -199,9 +192,9 @@ def _headline(ranking: Ranking) -> str:
         rate += f" ({span(interval)})" if interval else ""
         text = f"{best} {where}: {factors_text(first.factors)}, {rate}."
     others = {
-        f"{VERDICTS['not_shown_slower']} with it": tied,
-        VERDICTS["too_noisy"]: [place.factors for place in _of_kind(ranking, "too_noisy")],
-        "the same buckets": [place.factors for place in _of_kind(ranking, "same_buckets")],
+        f"{VERDICTS['not_shown_slower']} with it": _of_kind(ranking, "not_shown_slower"),
+        VERDICTS["too_noisy"]: _of_kind(ranking, "too_noisy"),
+        VERDICTS["same_buckets"]: _of_kind(ranking, "same_buckets"),
         f"settings without a valid point {where}": ranking.absent,
     }
     more = "; ".join(f"{what}: {_some(own)}" for what, own in others.items() if own)
