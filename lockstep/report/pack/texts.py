@@ -182,8 +182,10 @@ def document(
             {"kind": "table", "note": "", "bold": None} | block for text in texts
             for block in (drawn[text]() if text in drawn else [{"kind": "text", "text": text}])
         ]  # fmt: skip
-        named = section.get("figures", [])
-        blocks += [{**spec, "kind": "figure"} for spec in specs if spec["id"] in named]
+        blocks += [
+            {"note": ""} | spec | {"kind": "figure"} for spec in specs
+            if spec["id"] in section.get("figures", [])
+        ]  # fmt: skip
         if blocks:
             sections.append({
                 "heading": section["heading"], "level": section.get("level", 2),
