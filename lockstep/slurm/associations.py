@@ -47,7 +47,6 @@ class Limit:
 
     @property
     def text(self) -> str:
-        """The limit's name, value and owner as a phrase."""
         value = clock(self.value) if self.name == "MaxWall" else f"{self.value:,}"
         return f"{self.name} {f'{self.tres}=' if self.tres else ''}{value} of {self.of}"
 
@@ -90,7 +89,6 @@ class Accounts:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all accounts."""
         return tuple(self.qos)
 
     def association(self, account: str | None, partition: str) -> Association | None:
@@ -214,7 +212,6 @@ class Excess:
 
     @property
     def text(self) -> str:
-        """A sentence: which jobs, the effect, the limit and what to do."""
         limit = self.limit
         if self.kind == "queued":
             few = f"{limit.value:,} of {self.needs:,} jobs"

@@ -37,7 +37,6 @@ class Kind:
 
     @property
     def gpus(self) -> str:
-        """The GPUs of a node in words."""
         if not self.num_gpus:
             return "none"
         return f"{self.num_gpus} x {self.gpu_type or 'GPU'}"
@@ -88,12 +87,10 @@ class Partition:
 
     @property
     def num_usable_nodes(self) -> int:
-        """Most nodes that one job can have."""
         return min(len(self.nodes), self.max_nodes or len(self.nodes))
 
     @property
     def has_gpus(self) -> bool:
-        """Whether any node has a GPU."""
         return any(node.kind.num_gpus for node in self.nodes)
 
 
@@ -115,7 +112,6 @@ class Cluster:
 
 
 def read() -> Cluster:
-    """Return the cluster of this machine from `scontrol show`."""
     return parse(
         slurm.ask("scontrol", "show", "config"),
         slurm.ask("scontrol", "show", "partition"),
@@ -172,7 +168,6 @@ def records(text: str, first: str) -> list[dict[str, str]]:
 
 
 def kind(record: Mapping[str, str]) -> Kind:
-    """Return the hardware in a node's record."""
     gpu_type, of_type = parse_gres(record.get("Gres", ""))
     return Kind(
         num_gpus=of_type,

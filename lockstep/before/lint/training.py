@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from lockstep.before.lint.rules import Hit, Rules
+from lockstep.before.lint.rules import Hit, Rules, Severity
 from lockstep.core import files
 
 TRAINING = Rules()
@@ -347,8 +347,14 @@ def _is_global_rank(node: ast.AST, ranks: set[str]) -> bool:
     )
 
 
-@TRAINING.rule("GLOO", "warning", "gloo copies each gradient through the host",
-               "use nccl, which is torch's default for GPUs")  # fmt: skip
+# Batch scripts have the same rule about their options.
+GLOO: tuple[str, Severity, str, str] = (
+    "GLOO", "warning", "gloo copies each gradient through the host",
+    "use nccl, which is torch's default for GPUs",
+)  # fmt: skip
+
+
+@TRAINING.rule(*GLOO)
 def gloo_for_gpus(script: Script) -> Iterator[Hit]:
     uses_gpus = script.find("cuda", "set_device") or script.mentions("cuda")
     for call in script.find("init_process_group") if uses_gpus else ():

@@ -9,11 +9,11 @@ from typing import Any
 from lockstep.core import files, journal
 from lockstep.core.formats import listed
 from lockstep.core.record import KEY
+from lockstep.report.page.accounts import SCHEMA
 from lockstep.slurm.status import accounting, sent
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Board, Standing
 
-SCHEMA = 2
 # sacct keeps nothing of an element that was cancelled before it started.
 NEVER_BEGAN = {"raw_id": None, "state": "CANCELLED", "elapsed_s": 0.0}
 # Pauses in s while sacct fails, or does not know yet how a job ended; 15 s in total.

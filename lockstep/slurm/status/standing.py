@@ -113,12 +113,10 @@ class Standing:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job has ended, as far as is known."""
         return self.state.has_ended or self.state.name == "LOST"
 
     @property
     def is_bad(self) -> bool:
-        """Whether the job has ended without success."""
         # Slurm cancels a fallback if the job that it waits for succeeds.
         is_unneeded = self.job.kind == "fallback" and self.state.name == "CANCELLED"
         return self.has_ended and self.state.name != "COMPLETED" and not is_unneeded
@@ -137,20 +135,16 @@ class Campaign:
 
     @property
     def num_complete(self) -> int:
-        """Number of planned launches that are complete."""
         return sum(map(self.is_complete, self.planned))
 
     def is_complete(self, name: str) -> bool:
-        """Return whether a launch is complete."""
         return name in self.launches and self.launches[name].complete
 
     def is_settled(self, name: str) -> bool:
-        """Return whether a launch is complete or left out."""
         return self.is_complete(name) or name in self.left_out
 
     @property
     def has_ended(self) -> bool:
-        """Whether all jobs have ended."""
         return all(standing.has_ended for standing in self.jobs)
 
     @property
@@ -162,7 +156,6 @@ class Campaign:
 
     @cached_property
     def coming(self) -> set[str]:
-        """Launches of the jobs that have not ended."""
         return set[str]().union(
             *(standing.job.launches for standing in self.jobs if not standing.has_ended)
         )
@@ -380,7 +373,6 @@ FOR_EVER = {
 # Limits of one job, such as QOSMaxWallDurationPerJobLimit and QOSMaxGRESPerJob.
 _PER_JOB = re.compile(r"(QOS|Assoc)Max\w+PerJob(Limit)?")
 GIB = 1024**3
-MINUTE_S = 60
 
 
 @dataclass(frozen=True)
@@ -538,7 +530,7 @@ def advise(
     """
     when = "" if is_last else "once the other jobs have ended, "
     if standing.state.name == "STALLED":
-        minutes = (standing.quiet_s or 0) / MINUTE_S
+        minutes = (standing.quiet_s or 0) / 60
         chosen = f"--job {shlex.quote(standing.job.name)}"
         if standing.job.element is not None:
             chosen += f" --point {standing.job.element}"

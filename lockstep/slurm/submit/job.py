@@ -120,7 +120,6 @@ class Maker:
                 )
 
     def measuring_jobs(self, launches: Sequence[Launch]) -> Iterator[JobSpec]:
-        """Yield the jobs that measure, as the campaign's `allocation` says."""
         if self.campaign.jobs.allocation == "array":
             yield from self._arrays(launches)
             return
@@ -259,7 +258,6 @@ class Maker:
     def make(
         self, name: str, kind: Kind, launches: Sequence[Launch], after: tuple[Dependency, ...] = ()
     ) -> JobSpec:
-        """Return a job that makes launches."""
         num_consecutive = 1 if kind == "array" else len(launches)
         time_s = time_limit_s(self.campaign, self.site, name, num_consecutive)
         world_sizes = sorted({launch.world_size for launch in launches})

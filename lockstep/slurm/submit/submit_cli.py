@@ -77,7 +77,6 @@ def work_of(
 
 
 def job_facts(spec: JobSpec) -> dict[str, Any]:
-    """Return the facts of a job for JSON."""
     return {
         "job": spec.name,
         "kind": spec.kind,
