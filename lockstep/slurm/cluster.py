@@ -127,8 +127,8 @@ def parse(config: str, partitions: str, nodes: str) -> Cluster:
         Node(
             name=record["NodeName"],
             kind=kind(record),
-            features=frozenset(_split_list(record.get("AvailableFeatures")) or ()),
-            partitions=frozenset(_split_list(record.get("Partitions")) or ()),
+            features=frozenset(_split_list(record.get("AvailableFeatures", "")) or ()),
+            partitions=frozenset(_split_list(record.get("Partitions", "")) or ()),
             state=record.get("State", ""),
             reason=record.get("Reason", ""),
         )
@@ -212,14 +212,13 @@ def _partition(record: Mapping[str, str], nodes: Iterable[Node]) -> Partition:
         is_up=record.get("State", "UP") == "UP",
         max_time=limit if LIMITING_TIME.fullmatch(limit) else None,
         max_nodes=slurm.count(record.get("MaxNodes")),
-        accounts=_split_list(record.get("AllowAccounts")),
-        qos=_split_list(record.get("AllowQos")),
+        accounts=_split_list(record.get("AllowAccounts", "")),
+        qos=_split_list(record.get("AllowQos", "")),
         nodes=tuple(node for node in nodes if name in node.partitions),
-        own_qos=next(iter(_split_list(record.get("QoS")) or ()), None),
+        own_qos=next(iter(_split_list(record.get("QoS", "")) or ()), None),
     )
 
 
-def _split_list(text: str | None) -> tuple[str, ...] | None:
+def _split_list(text: str) -> tuple[str, ...] | None:
     """Return the items of a list; None for `ALL`, `(null)`, `N/A` and an empty text."""
-    is_all = text is None or text in ("", "ALL", "(null)", "N/A")
-    return None if is_all or text is None else tuple(filter(None, text.split(",")))
+    return None if text in ("", "ALL", "(null)", "N/A") else tuple(filter(None, text.split(",")))

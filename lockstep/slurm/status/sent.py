@@ -271,12 +271,16 @@ def _check(entry: dict[str, Any], path: Path) -> None:
         raise ValueError(f"{path}: a line has an invalid {name}, {text!r}")
 
 
+def find_table(entry: Any, *keys: str) -> dict[str, Any]:
+    """Return the table at a path of keys in a line of a journal; empty if there is none."""
+    for key in keys:
+        entry = entry.get(key) if isinstance(entry, dict) else None
+    return entry if isinstance(entry, dict) else {}
+
+
 def writers(header: Mapping[str, Any]) -> Iterator[str]:
     """Yield the SLURM_JOB_ID in a journal's launch line; for an array element also `ID_K`."""
-    facts: Any = header.get("launch")
-    for name in ("provenance", "slurm"):
-        facts = facts.get(name) if isinstance(facts, dict) else None
-    if isinstance(facts, dict):
+    if facts := find_table(header, "launch", "provenance", "slurm"):
         yield str(facts.get("SLURM_JOB_ID", ""))
         if "SLURM_ARRAY_JOB_ID" in facts:
             yield f"{facts['SLURM_ARRAY_JOB_ID']}_{facts.get('SLURM_ARRAY_TASK_ID')}"

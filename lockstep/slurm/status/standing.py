@@ -8,10 +8,8 @@ The patterns fit the logs of Slurm 22.05 to 24.05, pytest 8 and 9 and torch 2.15
 """
 
 import math
-import os
 import re
 import shlex
-import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -75,7 +73,9 @@ class LogEnd:
 
 def read_end(log: Path) -> LogEnd:
     """Return the end of a log; an empty `LogEnd` if the log cannot be read."""
-    text = _tail(log)
+    text = ""
+    with suppress(OSError):
+        text = files.tail(log, TAIL_BYTES)
     lines = [line for row in text.splitlines() if (line := one_line(" ".join(row.split())))]
     if not lines:
         return LogEnd()
@@ -87,16 +87,6 @@ def read_end(log: Path) -> LogEnd:
     state = WORDS.get(ends[-1].strip()) if ends else None
     state = "OUT_OF_MEMORY" if OUT_OF_MEMORY.search(text) else state
     return LogEnd(line[:MAX_LINE], node and node[1], bool(PROLOG_FAILED.match(line)), state)
-
-
-def _tail(path: Path) -> str:
-    try:
-        with files.open_file(path, sys.maxsize) as file:
-            is_cut = file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)) > 0
-            text = file.read(TAIL_BYTES).decode(errors="replace")
-            return text.partition("\n")[2] if is_cut and "\n" in text else text
-    except (OSError, ValueError):
-        return ""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from lockstep.slurm import client as slurm
 from lockstep.slurm import cluster as clusters
 from lockstep.slurm.client import State
 from lockstep.slurm.cluster import MIB_PER_GIB
-from lockstep.slurm.status.sent import Results, strip_element, written_at
+from lockstep.slurm.status.sent import Results, find_table, strip_element, written_at
 from lockstep.slurm.status.standing import OF_CAMPAIGN, Campaign, Standing, advise, find_cause
 from lockstep.slurm.submit.job_spec import sending_command
 from lockstep.slurm.submit.submission import stored_site
@@ -432,9 +432,9 @@ def _machine(results: Results) -> dict[str, Any] | None:
     with suppress(ValueError):
         for path in sorted(journals, key=lambda path: written_at(path) or 0.0, reverse=True):
             for entry in reversed(journal.read(path)):
-                launch = entry.get("launch") if entry.get("kind") == "launch" else None
-                if isinstance(launch, dict) and isinstance(launch.get("provenance"), dict):
-                    return {key: launch["provenance"].get(key) for key in keys}
+                facts = find_table(entry, "launch", "provenance")
+                if facts and entry.get("kind") == "launch":
+                    return {key: facts.get(key) for key in keys}
     return None
 
 

@@ -106,14 +106,3 @@ campaign_options = add_options(
         help="Plan at most HOURS GPU-hours, or node-hours without GPUs; 500nh means node-hours.",
     ),
 )
-script_options = add_options(
-    click.option(
-        "--profile",
-        "profiler",
-        type=click.Choice(["nsys", "ncu", "perf", "torch"]),
-        help="Profile a few steps instead of measuring.",
-    ),
-    click.option(
-        "--debug-comm", is_flag=True, help="Let NCCL print all debug output, which slows the job."
-    ),
-)
