@@ -106,7 +106,6 @@ def read(cluster: str) -> Accounts:
 
 
 def parse(associations: str, qualities: str = "") -> Accounts:
-    """Read the associations of one user, and all QOS, from the lines of sacctmgr."""
     own = [row for row in _rows(associations, _USER) if row["account"]]
     return Accounts(
         next((row["defaultaccount"] for row in own if row["defaultaccount"]), None),

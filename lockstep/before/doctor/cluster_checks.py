@@ -46,7 +46,6 @@ from lockstep.slurm.status.standing import FOR_EVER
 from lockstep.slurm.submit.job_spec import gpus_on_node
 from lockstep.slurm.submit.script import GPU_FLAGS
 
-EXIT_MACHINE = 3
 COMMAND_TIMEOUT_S = 30
 # The first version that mounts an image without setuid, by user namespaces and FUSE (Apptainer's
 # release notes, 1.1); the jobs need nothing newer.
@@ -543,7 +542,7 @@ class Diagnosis:
     @property
     def exit_code(self) -> int:
         """3 if nothing can be measured, 1 if a check found something missing, else 0."""
-        return exit_code(self.findings) if self.runs_here or self.submits else EXIT_MACHINE
+        return exit_code(self.findings) if self.runs_here or self.submits else 3
 
     @property
     def verdict(self) -> str:

@@ -140,9 +140,6 @@ class Script:
                 tests += self.conditions(call, seen | {function.name})
         return tests
 
-    def is_for_some_ranks(self, node: ast.AST) -> bool:
-        return any(map(asks_for_rank, self.conditions(node)))
-
 
 def name_of(node: ast.AST) -> str:
     """Return the dotted name of an expression, such as `torch.nn.DataParallel` or `.item`."""
@@ -311,7 +308,9 @@ def files_of_all_ranks(script: Script) -> Iterator[Hit]:
         is_save = name_of(call.func) == "torch.save" and not asks_for_rank(call)
         downloads = is_constant(argument(call, "download"), True)
         takes_turns = downloads and barriers(script.function_of(call)) > 0
-        if (is_save or downloads) and not takes_turns and not script.is_for_some_ranks(call):
+        if not (is_save or downloads) or takes_turns:
+            continue
+        if not any(map(asks_for_rank, script.conditions(call))):
             what = "torch.save writes one file" if is_save else "download=True is set"
             yield Hit(call.lineno, f"{what} on every rank")
 

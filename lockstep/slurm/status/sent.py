@@ -198,7 +198,6 @@ class Results(Folder):
         return _lines(self.events_file)
 
     def events(self) -> dict[str, JobEvent]:
-        """Return job id -> its last event."""
         events = {}
         for entry in self.event_entries():
             try:

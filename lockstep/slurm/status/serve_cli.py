@@ -40,7 +40,6 @@ EVERY_S = 60.0
 LEAST_PAUSE_S = 2.0
 SOON_S = 4.0
 KEY_FILE = ".events.key"
-EPILOG = "lib/epilog.sh"
 # The controller's own copy of the key, because the controller may run as another user.
 INSTALLED_KEY = Path("/etc/slurm/lockstep-events.key")
 WILDCARDS = ("0.0.0.0", "")  # noqa: S104, the epilog gets this machine's name instead
@@ -126,7 +125,7 @@ def epilog(url: str, key_path: Path, installed: Path) -> str:
 
     The controller reads the key from `installed`: the same file, or its own copy.
     """
-    text = files.text(content.ROOT / "slurm_templates" / EPILOG)
+    text = files.text(content.ROOT / "slurm_templates/lib/epilog.sh")
     key, own = (shlex.quote(str(path.absolute())) for path in (key_path, installed))
     url_line, key_line = f"url={shlex.quote(url)}", f"key_file={own}"
     if url.startswith(("http://127.", "http://localhost")):
@@ -248,7 +247,6 @@ class StatusPage:
             self._show(self.facts | {"failed_look": reason}, [])
 
     def look(self) -> None:
-        """Read the state of the campaign, and show it."""
         facts = record(self.board.look(), self.board.results, self.folder, self.wanted)
         states = [(job["id"], job["state"], job.get("elements")) for job in facts["jobs"]]
         points = facts["measured"]["points"]

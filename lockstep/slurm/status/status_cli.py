@@ -218,7 +218,6 @@ def _watch(look: Callable[[], Look], every_s: float, *, as_json: bool, is_live: 
 
 
 def _collect(folder: str, *, as_json: bool) -> None:
-    """Write the JSON of each launch from its journal, and ask accounting about the jobs."""
     results, say = results_of(folder), partial(click.echo, err=True)
     collected = collection.collect(results, say)
     live.send_collected(results.path)

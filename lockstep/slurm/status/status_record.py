@@ -321,7 +321,6 @@ def _find_prepared(
 
 
 def lines(record: Mapping[str, Any]) -> list[str]:
-    """Return a record as lines for a terminal."""
     text = [line for row in record["jobs"] for line in _job_lines(row)]
     text += [f"{name}: not submitted; {why}" for name, why in record["refused"].items()]
     text.append(f"launches: {record['num_complete']} of {record['num_planned']} complete")

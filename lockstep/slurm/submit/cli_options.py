@@ -49,7 +49,6 @@ def _budget(ctx: click.Context, parameter: click.Parameter, text: str | None) ->
 
 
 def add_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Return a decorator that gives a command several options."""
     return lambda command: reduce(lambda own, option: option(own), reversed(options), command)
 
 

@@ -243,7 +243,6 @@ class Maker:
         return replace(job, options=tuple(options), screen=tuple(screen))
 
     def collect(self, others: Sequence[JobSpec]) -> JobSpec:
-        """Return the job that collects and reports once the others have ended."""
         site = self.site.collecting_site()
         cpus = self.share.cpus_per_task
         cpus = min(COLLECT_CPUS, cpus) if site.collect_partition else cpus
@@ -300,7 +299,6 @@ class Maker:
 
 
 def _add_dependencies(first: Sequence[Dependency], job: JobSpec) -> JobSpec:
-    """Return a job that also waits for the jobs in `first`."""
     if any(dependency.how == "afterok" for dependency in job.after):
         return job  # it waits for a job that already waits for them
     return replace(job, after=(*first, *job.after))

@@ -182,7 +182,6 @@ class Share:
             )
 
     def shape(self, world_size: int) -> tuple[str, ...]:
-        """Return srun's options for the nodes, tasks, CPUs and GPUs of a world size."""
         on_node = self.ranks_on_node(world_size)
         per_task = on_node if self.is_torchrun else 1
         options = [
