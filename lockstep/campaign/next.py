@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from lockstep.core import errors, journal
+from lockstep.core import errors, files, journal
 from lockstep.core.errors import EXIT_STOPPED
 from lockstep.core.formats import one_line
 from lockstep.core.record import KEY
@@ -53,9 +53,7 @@ def last_words(
     `kept` is the reason that the ranks wrote down, `has_begun` is whether cases may have printed
     into the log, and `by_slurm` is whether Slurm started the ranks.
     """
-    with log.open("rb") as file:
-        file.seek(max(start, log.stat().st_size - MAX_LOG_BYTES))
-        text = file.read(MAX_LOG_BYTES).decode(errors="replace")
+    text = files.tail(log, MAX_LOG_BYTES, start)
     programs = [
         program for program in LINES if (by_slurm if program in STARTERS else not has_begun)
     ]

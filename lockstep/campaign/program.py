@@ -38,7 +38,7 @@ from lockstep.campaign.command import (
     fill,
     find_marks,
 )
-from lockstep.core import errors, journal, processes, sizes
+from lockstep.core import errors, files, journal, processes, sizes
 from lockstep.core.errors import EXIT_STOPPED
 from lockstep.core.flags import Flag, flag
 from lockstep.core.formats import last_line
@@ -196,7 +196,8 @@ def run(
             # A process that the program left behind would run beside the next case.
             processes.end_groups([process], GRACE_S)
     wall_s = time.perf_counter() - clock_s
-    text = end_of(output) + "\n" + end_of(errors_)
+    ends = (files.tail(path, MAX_OUTPUT_BYTES) for path in (output, errors_))
+    text = "\n".join(ends)
     if late.is_set():
         sentence = (
             f"the program did not end within {timeout_s:g} s; raise timeout in [command] if "
@@ -206,13 +207,6 @@ def run(
     if code := process.returncode:
         raise RunError("exit-code", f"the program ended with exit code {code}", text, code=code)
     return Run(wall_s, began, text)
-
-
-def end_of(path: Path) -> str:
-    with path.open("rb") as file:
-        if path.stat().st_size > MAX_OUTPUT_BYTES:
-            file.seek(-MAX_OUTPUT_BYTES, os.SEEK_END)
-        return file.read(MAX_OUTPUT_BYTES).decode(errors="replace")
 
 
 # File systems round times, by up to 2 s.
@@ -263,7 +257,7 @@ def _text(metric: Metric, run: Run, command: Command, marks: Mapping[str, Any]) 
     try:
         if path.stat().st_mtime < run.began - CLOCK_S:
             raise _missing(metric, "old-file")
-        return end_of(path)
+        return files.tail(path, MAX_OUTPUT_BYTES)
     except OSError:
         raise _missing(metric, "no-file") from None
 

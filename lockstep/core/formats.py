@@ -73,8 +73,10 @@ def listed(items: Iterable[object], limit: int = 12) -> str:
     return ", ".join(texts[:limit]) + f" and {len(texts) - limit} more"
 
 
-def size_of(num_bytes: float) -> str:
-    """Return a message size in binary units, as collectives are swept."""
+def size_of(num_bytes: float | None) -> str:
+    """Return a size in binary units, as collectives are swept; a dash for None."""
+    if num_bytes is None:
+        return DASH
     for unit in ("B", "KiB", "MiB"):
         if num_bytes < 1024:
             return f"{trimmed(num_bytes)} {unit}"

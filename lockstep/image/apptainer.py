@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lockstep.core import processes
+from lockstep.core import files, processes
 from lockstep.core.formats import COLOUR
 
 TAIL_BYTES = 1 << 16
@@ -84,21 +84,15 @@ def build(
         while process.poll() is None:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LOOK_EVERY_S)
-            if (now := current_step(_tail(log))) and now != step:
+            if (now := current_step(files.tail(log, TAIL_BYTES))) and now != step:
                 show(step := now)
     except BaseException:  # end the build with its children before the image's lock is released
         processes.end_groups([process], GRACE_S)
         raise
     if process.returncode:
-        why = last_error(_tail(log)) or f"exit code {process.returncode}"
+        why = last_error(files.tail(log, TAIL_BYTES)) or f"exit code {process.returncode}"
         remedy = next((REMEDIES[phrase] for phrase in REMEDIES if phrase in why.lower()), "")
         raise RuntimeError(f"apptainer could not build {image.stem}: {why}; {remedy}see {log}")
-
-
-def _tail(log: Path) -> str:
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - TAIL_BYTES))
-        return file.read().decode("utf-8", errors="replace")
 
 
 def current_step(text: str) -> str | None:

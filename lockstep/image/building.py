@@ -212,17 +212,14 @@ class Plan:
 
     @cached_property
     def key(self) -> str:
-        """A digest of all inputs of the image."""
         return compute_key(self.definition, self.version, repr(self.options), repr(self.dirty))
 
     @property
     def part(self) -> Path:
-        """The image file during the build."""
         return self.image.with_name(f"{self.image.name}.part")
 
     @property
     def apptainer_options(self) -> list[str]:
-        """Every option of `apptainer build`."""
         options = [*self.options]
         for name, value in self.arguments.items():
             options += ["--build-arg", _quote(f"{name}={value}")]

@@ -47,7 +47,6 @@ class Limit:
 
     @property
     def text(self) -> str:
-        """The limit's name, value and owner as a phrase."""
         value = clock(self.value) if self.name == "MaxWall" else f"{self.value:,}"
         return f"{self.name} {f'{self.tres}=' if self.tres else ''}{value} of {self.of}"
 
@@ -90,7 +89,6 @@ class Accounts:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all accounts."""
         return tuple(self.qos)
 
     def association(self, account: str | None, partition: str) -> Association | None:
@@ -108,7 +106,6 @@ def read(cluster: str) -> Accounts:
 
 
 def parse(associations: str, qualities: str = "") -> Accounts:
-    """Read the associations of one user, and all QOS, from the lines of sacctmgr."""
     own = [row for row in _rows(associations, _USER) if row["account"]]
     return Accounts(
         next((row["defaultaccount"] for row in own if row["defaultaccount"]), None),
@@ -214,7 +211,6 @@ class Excess:
 
     @property
     def text(self) -> str:
-        """A sentence: which jobs, the effect, the limit and what to do."""
         limit = self.limit
         if self.kind == "queued":
             few = f"{limit.value:,} of {self.needs:,} jobs"

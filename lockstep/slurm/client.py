@@ -22,7 +22,6 @@ from lockstep.core.formats import listed, one_line, parse_duration
 SITE = "the site file"
 CAMPAIGN = "the campaign file"
 EITHER = f"{SITE} or {CAMPAIGN}"
-MAX_LISTED = 12
 CHARGED = ("account", "qos")
 _CHARGED = re.compile(rf"^#SBATCH --({'|'.join(CHARGED)})=(.*)$", re.MULTILINE)
 # Beginning of sbatch's own lines; banners and notes of plugins do not match.
@@ -114,7 +113,7 @@ def explain_refusal(stderr: str, user: str, ask: Callable[..., str], script: Pat
             answer = ask(*(word.format(user=user) for word in refusal.ask))
             items = [item.strip() for item in re.findall(refusal.pattern, answer)]
             items = [item for item in dict.fromkeys(items) if item not in ("", "(null)", "N/A")]
-            facts.append(f"{refusal.noun}: {listed(items, MAX_LISTED) or 'none'}")
+            facts.append(f"{refusal.noun}: {listed(items) or 'none'}")
     with suppress(RuntimeError):
         if name := re.search(r"^ClusterName\s*= *(\S+)", ask("scontrol", "show", "config"), re.M):
             facts.append(f"asked cluster {name[1]}")
@@ -329,7 +328,6 @@ class State:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job has ended."""
         return self.name in ENDED
 
     @property
@@ -392,13 +390,11 @@ def set_cluster(name: str | None) -> None:
 
 
 def cluster_options() -> list[str]:
-    """Return `--clusters=NAME` if a cluster is set, else nothing."""
     name = os.environ.get("SLURM_CLUSTERS")
     return [f"--clusters={name}"] if name else []
 
 
 def require(command: str) -> None:
-    """Raise NotInstalledError if a command of Slurm is not installed here."""
     if shutil.which(command) is None:
         raise NotInstalledError(command)
 
@@ -486,12 +482,10 @@ class Queued:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the job is pending."""
         return self.state.name == "PENDING"
 
 
 def own_name() -> str:
-    """Return the name of the user who runs this command."""
     return name_of(os.getuid())
 
 

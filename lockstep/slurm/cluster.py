@@ -37,7 +37,6 @@ class Kind:
 
     @property
     def gpus(self) -> str:
-        """The GPUs of a node in words."""
         if not self.num_gpus:
             return "none"
         return f"{self.num_gpus} x {self.gpu_type or 'GPU'}"
@@ -88,12 +87,10 @@ class Partition:
 
     @property
     def num_usable_nodes(self) -> int:
-        """Most nodes that one job can have."""
         return min(len(self.nodes), self.max_nodes or len(self.nodes))
 
     @property
     def has_gpus(self) -> bool:
-        """Whether any node has a GPU."""
         return any(node.kind.num_gpus for node in self.nodes)
 
 
@@ -115,7 +112,6 @@ class Cluster:
 
 
 def read() -> Cluster:
-    """Return the cluster of this machine from `scontrol show`."""
     return parse(
         slurm.ask("scontrol", "show", "config"),
         slurm.ask("scontrol", "show", "partition"),
@@ -131,8 +127,8 @@ def parse(config: str, partitions: str, nodes: str) -> Cluster:
         Node(
             name=record["NodeName"],
             kind=kind(record),
-            features=frozenset(_split_list(record.get("AvailableFeatures")) or ()),
-            partitions=frozenset(_split_list(record.get("Partitions")) or ()),
+            features=frozenset(_split_list(record.get("AvailableFeatures", "")) or ()),
+            partitions=frozenset(_split_list(record.get("Partitions", "")) or ()),
             state=record.get("State", ""),
             reason=record.get("Reason", ""),
         )
@@ -172,7 +168,6 @@ def records(text: str, first: str) -> list[dict[str, str]]:
 
 
 def kind(record: Mapping[str, str]) -> Kind:
-    """Return the hardware in a node's record."""
     gpu_type, of_type = parse_gres(record.get("Gres", ""))
     return Kind(
         num_gpus=of_type,
@@ -217,14 +212,13 @@ def _partition(record: Mapping[str, str], nodes: Iterable[Node]) -> Partition:
         is_up=record.get("State", "UP") == "UP",
         max_time=limit if LIMITING_TIME.fullmatch(limit) else None,
         max_nodes=slurm.count(record.get("MaxNodes")),
-        accounts=_split_list(record.get("AllowAccounts")),
-        qos=_split_list(record.get("AllowQos")),
+        accounts=_split_list(record.get("AllowAccounts", "")),
+        qos=_split_list(record.get("AllowQos", "")),
         nodes=tuple(node for node in nodes if name in node.partitions),
-        own_qos=next(iter(_split_list(record.get("QoS")) or ()), None),
+        own_qos=next(iter(_split_list(record.get("QoS", "")) or ()), None),
     )
 
 
-def _split_list(text: str | None) -> tuple[str, ...] | None:
+def _split_list(text: str) -> tuple[str, ...] | None:
     """Return the items of a list; None for `ALL`, `(null)`, `N/A` and an empty text."""
-    is_all = text is None or text in ("", "ALL", "(null)", "N/A")
-    return None if is_all or text is None else tuple(filter(None, text.split(",")))
+    return None if text in ("", "ALL", "(null)", "N/A") else tuple(filter(None, text.split(",")))

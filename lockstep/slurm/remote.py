@@ -19,13 +19,6 @@ DEFAULT_FOLDER = "lockstep"
 SSH = ("ssh", "-o", "BatchMode=yes")
 EXIT_OF_SSH = 255
 EXIT_NOT_FOUND = 127
-host_option = click.Option(
-    ["--host"],
-    metavar="LOGIN[:FOLDER]",
-    expose_value=False,
-    help=f"Run this command on a login node by ssh, in FOLDER there [{DEFAULT_FOLDER}]. With "
-    "--dry-run, only print the ssh commands.",
-)
 
 
 @dataclass(frozen=True)
@@ -55,6 +48,13 @@ class OverSsh(click.Command):
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        host_option = click.Option(
+            ["--host"],
+            metavar="LOGIN[:FOLDER]",
+            expose_value=False,
+            help=f"Run this command on a login node by ssh, in FOLDER there [{DEFAULT_FOLDER}]. "
+            "With --dry-run, only print the ssh commands.",
+        )
         self.params.append(host_option)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

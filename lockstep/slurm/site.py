@@ -317,12 +317,10 @@ class Site(Table):
 
     @property
     def to_fill_in(self) -> tuple[str, ...]:
-        """Keys that still have the placeholder of `lockstep init`."""
         return tuple(_placeholders(self))
 
     @property
     def limits(self) -> Partition:
-        """The known limits of the jobs' partition."""
         return self.partitions.get(str(self.partition), Partition())
 
     @property
@@ -375,7 +373,6 @@ class Site(Table):
         return self.whole.model_copy(update=changes)
 
     def rank_environment(self) -> dict[str, str]:
-        """Return the variables that every rank gets."""
         return {name: self.interface for name in INTERFACE_NAMES if self.interface} | self.env
 
     @model_validator(mode="after")

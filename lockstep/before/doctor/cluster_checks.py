@@ -28,6 +28,7 @@ from lockstep.before.doctor.machine_checks import (
     warning,
 )
 from lockstep.core import processes
+from lockstep.core.files import MIB
 from lockstep.core.findings import exit_code
 from lockstep.core.formats import clock, counted, last_line, listed, parse_limit
 from lockstep.core.processes import hostname
@@ -38,13 +39,13 @@ from lockstep.slurm import associations
 from lockstep.slurm import client as slurm
 from lockstep.slurm.any_job.node_use import read_reason, reason_text
 from lockstep.slurm.client import FailedError, NotInstalledError
-from lockstep.slurm.cluster import MIB_PER_GIB, Cluster, Node, Partition
+from lockstep.slurm.cluster import Cluster, Node, Partition
 from lockstep.slurm.site import Container, Site
+from lockstep.slurm.status.accounting import size
 from lockstep.slurm.status.standing import FOR_EVER
 from lockstep.slurm.submit.job_spec import gpus_on_node
 from lockstep.slurm.submit.script import GPU_FLAGS
 
-EXIT_MACHINE = 3
 COMMAND_TIMEOUT_S = 30
 # The first version that mounts an image without setuid, by user namespaces and FUSE (Apptainer's
 # release notes, 1.1); the jobs need nothing newer.
@@ -69,7 +70,6 @@ BACK = "run lockstep slurm nodes, and ask the cluster's support when the nodes w
 # distinguishes this line from the output of a site's prologs.
 MARK = "lockstep-node:"
 NODE_SAYS = f'echo {MARK} "${{SLURMD_NODENAME:-$(hostname)}}" "$(hostname)" $(ls /sys/class/net)'
-MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": MIB_PER_GIB, "T": MIB_PER_GIB**2}
 
 
 def _container(subject: Subject) -> Container:
@@ -308,8 +308,8 @@ def partition(subject: Subject) -> Finding:
 def _lacks(site: Site, node: Node) -> list[str]:
     """Return a phrase for each key of the site file that a node does not fulfil."""
     kind = node.kind
-    unit = site.mem[-1] if site.mem and site.mem[-1].isalpha() else ""
-    mem_mib = int(int(site.mem.removesuffix(unit)) * MIB[unit]) if site.mem else 0
+    mem = site.mem or "0"  # in MiB without a unit
+    mem_mib = (size(f"{mem}M" if mem.isdecimal() else mem) or 0) // MIB
     lacks = [
         f"{key} is {wanted}, but nodes have {has}"
         for key, wanted, has in (
@@ -542,7 +542,7 @@ class Diagnosis:
     @property
     def exit_code(self) -> int:
         """3 if nothing can be measured, 1 if a check found something missing, else 0."""
-        return exit_code(self.findings) if self.runs_here or self.submits else EXIT_MACHINE
+        return exit_code(self.findings) if self.runs_here or self.submits else 3
 
     @property
     def verdict(self) -> str:

@@ -196,8 +196,7 @@ def missing_variables(job: Job) -> Iterator[Hit]:
             yield Hit(step.line, fact)
 
 
-@BATCH.rule("GLOO", "warning", "gloo copies each gradient through the host",
-            "use nccl, which is torch's default for GPUs")  # fmt: skip
+@BATCH.rule(*training.GLOO)
 def gloo_for_gpus(job: Job) -> Iterator[Hit]:
     for command in job.active if job.has_gpus else ():
         if "gloo" in option_values(command.tokens, "backend", "dist_backend", "ddp_backend"):
@@ -234,17 +233,14 @@ def find_starters(job: Job, programs: Collection[str]) -> Iterator[Hit]:
             yield Hit(command.line, f"{outer} starts srun")
 
 
-@BATCH.rule("PROFILER-AROUND-SRUN", "error", "the profiler sees the launcher, but not the ranks",
-            "let srun start the profiler: srun ... nsys profile -o NAME-%q{SLURM_PROCID} ... "
-            "python")  # fmt: skip
-def profiler_around_srun(job: Job) -> Iterator[Hit]:
-    return find_starters(job, PROFILERS)
-
-
-@BATCH.rule("CONTAINER-AROUND-SRUN", "error", "the image has no srun, or another version of srun",
-            "let srun start the container: srun ... apptainer exec IMAGE ...")  # fmt: skip
-def container_around_srun(job: Job) -> Iterator[Hit]:
-    return find_starters(job, CONTAINERS)
+BATCH.rule(
+    "PROFILER-AROUND-SRUN", "error", "the profiler sees the launcher, but not the ranks",
+    "let srun start the profiler: srun ... nsys profile -o NAME-%q{SLURM_PROCID} ... python",
+)(partial(find_starters, programs=PROFILERS))  # fmt: skip
+BATCH.rule(
+    "CONTAINER-AROUND-SRUN", "error", "the image has no srun, or another version of srun",
+    "let srun start the container: srun ... apptainer exec IMAGE ...",
+)(partial(find_starters, programs=CONTAINERS))  # fmt: skip
 
 
 # Variables that a task's own shell must expand, because each is 0 in the batch shell.

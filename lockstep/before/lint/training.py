@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from lockstep.before.lint.rules import Hit, Rules
+from lockstep.before.lint.rules import Hit, Rules, Severity
 from lockstep.core import files
 
 TRAINING = Rules()
@@ -139,9 +139,6 @@ class Script:
             for call in self.find(function.name):
                 tests += self.conditions(call, seen | {function.name})
         return tests
-
-    def is_for_some_ranks(self, node: ast.AST) -> bool:
-        return any(map(asks_for_rank, self.conditions(node)))
 
 
 def name_of(node: ast.AST) -> str:
@@ -311,7 +308,9 @@ def files_of_all_ranks(script: Script) -> Iterator[Hit]:
         is_save = name_of(call.func) == "torch.save" and not asks_for_rank(call)
         downloads = is_constant(argument(call, "download"), True)
         takes_turns = downloads and barriers(script.function_of(call)) > 0
-        if (is_save or downloads) and not takes_turns and not script.is_for_some_ranks(call):
+        if not (is_save or downloads) or takes_turns:
+            continue
+        if not any(map(asks_for_rank, script.conditions(call))):
             what = "torch.save writes one file" if is_save else "download=True is set"
             yield Hit(call.lineno, f"{what} on every rank")
 
@@ -347,8 +346,14 @@ def _is_global_rank(node: ast.AST, ranks: set[str]) -> bool:
     )
 
 
-@TRAINING.rule("GLOO", "warning", "gloo copies each gradient through the host",
-               "use nccl, which is torch's default for GPUs")  # fmt: skip
+# Batch scripts have the same rule about their options.
+GLOO: tuple[str, Severity, str, str] = (
+    "GLOO", "warning", "gloo copies each gradient through the host",
+    "use nccl, which is torch's default for GPUs",
+)  # fmt: skip
+
+
+@TRAINING.rule(*GLOO)
 def gloo_for_gpus(script: Script) -> Iterator[Hit]:
     uses_gpus = script.find("cuda", "set_device") or script.mentions("cuda")
     for call in script.find("init_process_group") if uses_gpus else ():

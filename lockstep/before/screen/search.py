@@ -114,8 +114,9 @@ class Finding(findings.Finding):
 
     row: Row
 
-    def __lt__(self, other: "Finding") -> bool:
-        return self.row.ratio > other.row.ratio
+
+def _slowest_first(finding: Finding) -> float:
+    return -finding.row.ratio
 
 
 def _make_finding(kind: Kind, row: Row, seats: Sequence[Seat]) -> Finding:
@@ -285,7 +286,8 @@ def judge_alone(
         rows += of_nodes
         findings += [_make_finding("slow-link", row, seats) for row in of_nodes if row.is_slow]
     steps = promised_steps(len(nodes))
-    return Screening(tuple(seats), repeats, 1, steps, tuple(rows), tuple(sorted(findings)))
+    findings.sort(key=_slowest_first)
+    return Screening(tuple(seats), repeats, 1, steps, tuple(rows), tuple(findings))
 
 
 def plan_pairs(alone: Screening) -> list[list[Pair]]:
@@ -324,7 +326,7 @@ def judge_pairs(alone: Screening, num_rounds: int, seconds: Mapping[Pair, Second
         alone,
         steps=alone.steps + num_rounds,
         rows=(*alone.rows, *rows),
-        findings=tuple(sorted([*alone.findings, *slow])),
+        findings=tuple(sorted([*alone.findings, *slow], key=_slowest_first)),
     )
 
 

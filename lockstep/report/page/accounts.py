@@ -12,13 +12,13 @@ from lockstep.report.load.sources import read_json
 from lockstep.report.page.parts import Panel, panel, shown, table
 
 ACCOUNTING = "accounting.json"
-# The schema that `lockstep.slurm.status.collection` writes.
 SCHEMA = 2
 COLUMNS = (
     "Job", "Id", "State", "Queue wait", "Elapsed", "CPU efficiency (%)", "Memory efficiency (%)",
     "Node-hours", "CPU-hours", "GPU-hours", "TRES billing (hours)",
 )  # fmt: skip
 HELD = "measured_rank_hours"
+# amount in the accounting -> its unit
 HOURS = {
     "node_hours": "node-hours", "cpu_hours": "CPU-hours", "gpu_hours": "GPU-hours",
     "billing_hours": "hours of TRES billing",

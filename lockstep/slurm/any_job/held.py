@@ -59,7 +59,6 @@ _JOB = re.compile(r"([0-9]{1,12})(?:_([0-9]{1,7}))?", re.ASCII)
 
 
 def facts(job: Queued) -> dict[str, Any]:
-    """Return a job as a JSON object."""
     # Only the columns that squeue was asked for: the other fields are empty, as if it had answered.
     names = (*COLUMNS, "elapsed_s", "limit_s")
     own = {name: value for name, value in vars(job).items() if name in names}
@@ -67,7 +66,6 @@ def facts(job: Queued) -> dict[str, Any]:
 
 
 def is_id(text: str) -> bool:
-    """Return whether a text looks like the id of a job or of an array element."""
     return _JOB.fullmatch(text) is not None
 
 
@@ -113,11 +111,10 @@ def wait(job: Queued) -> dict[str, Any]:
         text = slurm.ask("sprio", "--noheader", f"--jobs={job.array_id}", f"--format={wanted}")
         first = (text.splitlines() or [""])[0]
         cells = first.replace(" ", "").split("|")
-        signs = [-1 if cell.startswith("-") else 1 for cell in cells]
-        digits = [slurm.count(cell.removeprefix("-")) or 0 for cell in cells]
         if len(cells) == len(FACTORS):
-            parts = zip(FACTORS.values(), signs, digits, strict=True)
-            factors = {name: sign * part for name, sign, part in parts if part}
+            numbers = (re.fullmatch("-?[0-9]{1,18}", cell, re.ASCII) for cell in cells)
+            parts = zip(FACTORS.values(), numbers, strict=True)
+            factors = {name: part for name, number in parts if number and (part := int(number[0]))}
     if job.state.reason in slurm.IN_LINE:
         with suppress(RuntimeError):
             where = (f"--partition={job.partition}", "--states=PENDING")
@@ -143,7 +140,6 @@ def read_accounts(job_ids: list[str]) -> dict[str, accounting.Account]:
 
 
 def list_ended(user: str, hours: float) -> dict[str, accounting.Account]:
-    """Return a user's jobs that ended within the last hours."""
     since = f"--starttime=now-{math.ceil(hours * 60)}minutes"
     # Without --state sacct leaves out jobs that were cancelled before they started.
     states = f"--state={','.join(sorted(ENDED))}"
@@ -199,7 +195,6 @@ def hints(account: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def job_line(job: Queued) -> str:
-    """Return one line with a job's state."""
     text = job.state.meaning.replace("{id}", job.job_id)
     if job.is_waiting and job.starts is not None:
         text += f"; expected start: {moment(job.starts)}"
@@ -217,12 +212,10 @@ def moment(at: int) -> str:
 
 
 def date(at: int) -> str:
-    """Return a local date and time."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
 def wait_lines(job: Queued, why: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines about why a job waits and what to do."""
     yield f"{job.job_id} {job.name} of {job.user}, partition {job.partition}"
     yield f"  {job.state.meaning.replace('{id}', job.job_id)}"
     for how, other in job.waits_for:
@@ -286,13 +279,12 @@ def _explain_exit(code: str) -> str:
 
 
 def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines about how well a job used its resources."""
     yield f"{job_id} {account['name']}: {account['state']}"
     yield from _step_lines(account)
     elapsed, cpus = in_words(account["elapsed_s"]), account["alloc_cpus"]
     for what, used, total in (
         ("cpu", in_words(account["total_cpu_s"]), f"{cpus} CPUs x {elapsed}"),
-        ("memory", size(account["memory_bytes"]), size(account["requested_bytes"])),
+        ("memory", size_of(account["memory_bytes"]), size_of(account["requested_bytes"])),
         ("time", elapsed, in_words(account["limit_s"])),
     ):
         share = account[f"{what}_efficiency"]
@@ -318,11 +310,6 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
             yield f"  Next time: {request} would be enough, and the job may start earlier"
         else:
             yield f"  Next time: request {request} or more, because this job was near its limit"
-
-
-def size(num_bytes: float | None) -> str:
-    """Return a number of bytes with a unit; a dash for None."""
-    return DASH if num_bytes is None else size_of(num_bytes)
 
 
 def _mebibytes(num_bytes: int) -> str:

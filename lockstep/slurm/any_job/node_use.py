@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.core.files import MIB
-from lockstep.core.formats import DASH, counted, in_words, listed, parse_duration
+from lockstep.core.formats import DASH, counted, in_words, listed, parse_duration, size_of
 from lockstep.slurm import client as slurm
 from lockstep.slurm import cluster
-from lockstep.slurm.any_job.held import date, moment, size
+from lockstep.slurm.any_job.held import date, moment
 from lockstep.slurm.client import instant
 from lockstep.slurm.status import accounting
 from lockstep.slurm.submit.job_spec import JobSpec
@@ -73,9 +73,8 @@ def reason_text(reason: Mapping[str, Any]) -> str:
 
 
 def node_lines(node: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines with a node's state, its use by jobs, and why it takes no jobs."""
     taken = [f"{node['used_cpus']} of {node['num_cpus']} CPUs"]
-    taken += [f"{size(node['used_bytes'])} of {size(node['memory_bytes'])}"]
+    taken += [f"{size_of(node['used_bytes'])} of {size_of(node['memory_bytes'])}"]
     if node["num_gpus"]:
         used = DASH if node["used_gpus"] is None else node["used_gpus"]
         taken += [f"{used} of {node['num_gpus']} GPUs"]
@@ -233,25 +232,24 @@ def steps(job_id: str) -> list[dict[str, Any]]:
 def look_lines(
     nodes: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Yield lines about the nodes' load, and about the steps' use so far."""
     for node in nodes:
-        memory = f"{size(node['used_bytes'])} of {size(node['total_bytes'])}"
+        memory = f"{size_of(node['used_bytes'])} of {size_of(node['total_bytes'])}"
         cpus = f"{node['cores'] or DASH} CPUs {_share(node['busy'])} busy, load {node['load']}"
         yield f"{node['name']}: {cpus}, memory {memory}"
         for gpu in node["gpus"]:
             use = [f"{_share(gpu['busy'])} busy"]
-            use += [f"{size(gpu['used_bytes'])} of {size(gpu['total_bytes'])}"]
+            use += [f"{size_of(gpu['used_bytes'])} of {size_of(gpu['total_bytes'])}"]
             use += [] if gpu["power_w"] is None else [f"{gpu['power_w']:.0f} W"]
             use += [] if gpu["temperature_c"] is None else [f"{gpu['temperature_c']:.0f} C"]
             yield f"  GPU {gpu['index']} {gpu['name']}: {', '.join(use)}"
         for own in node["processes"]:
-            use = [f"{own['cpus']:5.2f} CPUs", size(own["rss_bytes"])]
+            use = [f"{own['cpus']:5.2f} CPUs", size_of(own["rss_bytes"])]
             yield f"  {own['pid']:>8} {own['name']:16} {'  '.join(use)}"
     for step in steps:
         yield (
             f"step {step['step_id']}: {step['num_tasks'] or DASH} tasks used "
             f"{in_words(step['cpu_s'])} of CPU time; the largest task has "
-            f"{size(step['rss_bytes'])} of memory on {step['node'] or DASH}"
+            f"{size_of(step['rss_bytes'])} of memory on {step['node'] or DASH}"
         )
 
 
@@ -320,7 +318,6 @@ def starts(specs: Sequence[JobSpec], scripts: Sequence[str]) -> list[dict[str, A
 def prospect_lines(
     full: Sequence[Mapping[str, Any]], starts: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Yield lines about each partition's nodes, and when jobs of each shape would start."""
     for row in full:
         yield (
             f"Partition {row['partition']}: {row['num_idle']:,} of {row['num_nodes']:,} nodes "

@@ -98,7 +98,6 @@ def is_absent(error: RuntimeError) -> bool:
 
 
 def has_ended(account: Mapping[str, Any] | None) -> bool:
-    """Return whether a job has ended, according to sacct."""
     return account is not None and account["state"] in slurm.ENDED
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from lockstep.core import files, journal
 from lockstep.core.formats import listed
 from lockstep.core.record import KEY
+from lockstep.report.page.accounts import SCHEMA
 from lockstep.slurm.status import accounting, sent
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Board, Standing
 
-SCHEMA = 2
 # sacct keeps nothing of an element that was cancelled before it started.
 NEVER_BEGAN = {"raw_id": None, "state": "CANCELLED", "elapsed_s": 0.0}
 # Pauses in s while sacct fails, or does not know yet how a job ended; 15 s in total.
@@ -138,10 +138,7 @@ def _rank_hours(results: Results) -> dict[str, dict[str, float]]:
             if entry.get("kind") == "launch":
                 job_id = next(sent.writers(entry), "")
             elif entry.get("kind") == "case":
-                block: Any = entry
-                for key in ("benchmark", "extra_info", KEY):
-                    block = block.get(key) if isinstance(block, dict) else None
-                block = block if isinstance(block, dict) else {}
+                block = sent.find_table(entry, "benchmark", "extra_info", KEY)
                 elapsed_s, world_size = block.get("elapsed_s"), block.get("world_size")
                 is_known = isinstance(elapsed_s, int | float) and isinstance(world_size, int)
                 rank_s = elapsed_s * world_size if is_known else 0.0

@@ -6,7 +6,7 @@ Functions that read a journal or a record of the folder raise ValueError for a c
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,12 +99,10 @@ class Results(Folder):
             yield path.parent.name.rpartition("-")[0], path
 
     def output(self, job: Job) -> Path:
-        """Return the output file of a job's batch script."""
         path = self.jobs_folder / f"{job.name}-{job.id}.out"
-        older = self.jobs_folder / f"slurm-{job.id}.out"  # of scripts of earlier versions
         if job.by_hand:  # its name may differ from that in its script
             return next(self.jobs_folder.glob(f"*-{job.id}.out"), path)
-        return older if older.exists() else path
+        return path
 
     def _attempts(self) -> list[dict[str, Any]]:
         """Return each attempted submission with all its recorded keys."""
@@ -151,12 +149,7 @@ class Results(Folder):
         return jobs
 
     def note(self, entry: Mapping[str, Any]) -> None:
-        """Add a line to the record of submissions."""
-        record = journal.Journal(self.submissions_file)
-        try:
-            record.append(entry)
-        finally:
-            record.close()
+        append(self.submissions_file, entry)
 
     def scripts(self) -> dict[str, dict[str, Any]]:
         """Return job -> the record of its script, for the written scripts."""
@@ -205,7 +198,6 @@ class Results(Folder):
         return _lines(self.events_file)
 
     def events(self) -> dict[str, JobEvent]:
-        """Return job id -> its last event."""
         events = {}
         for entry in self.event_entries():
             try:
@@ -249,6 +241,12 @@ class Results(Folder):
             yield
 
 
+def append(path: Path, entry: Mapping[str, Any]) -> None:
+    """Add a line to a record of the folder, on disk when this returns."""
+    with closing(journal.Journal(path)) as record:
+        record.append(entry)
+
+
 def _lines(path: Path) -> list[dict[str, Any]]:
     return journal.read(path) if path.exists() else []
 
@@ -272,12 +270,16 @@ def _check(entry: dict[str, Any], path: Path) -> None:
         raise ValueError(f"{path}: a line has an invalid {name}, {text!r}")
 
 
+def find_table(entry: Any, *keys: str) -> dict[str, Any]:
+    """Return the table at a path of keys in a line of a journal; empty if there is none."""
+    for key in keys:
+        entry = entry.get(key) if isinstance(entry, dict) else None
+    return entry if isinstance(entry, dict) else {}
+
+
 def writers(header: Mapping[str, Any]) -> Iterator[str]:
     """Yield the SLURM_JOB_ID in a journal's launch line; for an array element also `ID_K`."""
-    facts: Any = header.get("launch")
-    for name in ("provenance", "slurm"):
-        facts = facts.get(name) if isinstance(facts, dict) else None
-    if isinstance(facts, dict):
+    if facts := find_table(header, "launch", "provenance", "slurm"):
         yield str(facts.get("SLURM_JOB_ID", ""))
         if "SLURM_ARRAY_JOB_ID" in facts:
             yield f"{facts['SLURM_ARRAY_JOB_ID']}_{facts.get('SLURM_ARRAY_TASK_ID')}"
@@ -364,7 +366,6 @@ def users_to_ask(results: Results, sent: Sequence[Job]) -> list[str]:
 
 
 def _outputs(results: Results) -> list[str]:
-    """Return the ids of the jobs whose output is there."""
     names = [path.name for path in results.jobs_folder.glob("*.out")]
     return [match[1] for name in sorted(names) if (match := _OUTPUT.fullmatch(name))]
 

@@ -27,9 +27,8 @@ import click
 
 from lockstep import content
 from lockstep.core import files
-from lockstep.core.journal import Journal
 from lockstep.slurm.status import status_page
-from lockstep.slurm.status.sent import Results, ids_by_hand, parse_event
+from lockstep.slurm.status.sent import Results, append, ids_by_hand, parse_event
 from lockstep.slurm.status.standing import Board
 from lockstep.slurm.status.status_cli import expectation_options, results_of
 from lockstep.slurm.status.status_record import Wanted, record
@@ -41,7 +40,6 @@ EVERY_S = 60.0
 LEAST_PAUSE_S = 2.0
 SOON_S = 4.0
 KEY_FILE = ".events.key"
-EPILOG = "lib/epilog.sh"
 # The controller's own copy of the key, because the controller may run as another user.
 INSTALLED_KEY = Path("/etc/slurm/lockstep-events.key")
 WILDCARDS = ("0.0.0.0", "")  # noqa: S104, the epilog gets this machine's name instead
@@ -127,7 +125,7 @@ def epilog(url: str, key_path: Path, installed: Path) -> str:
 
     The controller reads the key from `installed`: the same file, or its own copy.
     """
-    text = files.text(content.ROOT / "slurm_templates" / EPILOG)
+    text = files.text(content.ROOT / "slurm_templates/lib/epilog.sh")
     key, own = (shlex.quote(str(path.absolute())) for path in (key_path, installed))
     url_line, key_line = f"url={shlex.quote(url)}", f"key_file={own}"
     if url.startswith(("http://127.", "http://localhost")):
@@ -140,7 +138,6 @@ def epilog(url: str, key_path: Path, installed: Path) -> str:
 
 
 def sign(key: bytes, timestamp: str, body: bytes) -> str:
-    """Return the signature of a message, as hexadecimal digits."""
     return hmac.new(key, timestamp.encode() + b"." + body, hashlib.sha256).hexdigest()
 
 
@@ -214,11 +211,7 @@ class Inbox:
             known = {job.id for job in sent}
             if event.job_id not in known | set(ids_by_hand(self.results, sent, None)):
                 return 404, "this campaign has no such job"
-            journal = Journal(self.results.events_file)
-            try:
-                journal.append({"uuid": signature, **asdict(event)})
-            finally:
-                journal.close()
+            append(self.results.events_file, {"uuid": signature, **asdict(event)})
             self.seen[signature] = int(timestamp)  # last: an event that was not written may return
         self.on_event()
         return 202, "accepted"
@@ -246,7 +239,6 @@ class StatusPage:
             time.sleep(LEAST_PAUSE_S)
 
     def attempt(self) -> None:
-        """Update the page; if that fails, show the last state and the error."""
         try:
             self.look()
         except Exception as error:  # noqa: BLE001, no other thread updates the page
@@ -255,7 +247,6 @@ class StatusPage:
             self._show(self.facts | {"failed_look": reason}, [])
 
     def look(self) -> None:
-        """Read the state of the campaign, and show it."""
         facts = record(self.board.look(), self.board.results, self.folder, self.wanted)
         states = [(job["id"], job["state"], job.get("elements")) for job in facts["jobs"]]
         points = facts["measured"]["points"]
@@ -271,7 +262,6 @@ class StatusPage:
             self.changed.notify_all()
 
     def wait(self, version: int) -> int:
-        """Wait until the version differs, but at most `BEAT_S`, and return it."""
         with self.changed:
             self.changed.wait_for(lambda: self.version != version, BEAT_S)
             return self.version
@@ -302,7 +292,6 @@ class Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_POST(self) -> None:
-        """Receive an event."""
         length = self.headers.get("Content-Length", "")
         if self.path != EVENTS_PATH:
             self._answer(404, f"post events to {EVENTS_PATH}")

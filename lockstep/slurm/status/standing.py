@@ -8,10 +8,8 @@ The patterns fit the logs of Slurm 22.05 to 24.05, pytest 8 and 9 and torch 2.15
 """
 
 import math
-import os
 import re
 import shlex
-import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -75,7 +73,9 @@ class LogEnd:
 
 def read_end(log: Path) -> LogEnd:
     """Return the end of a log; an empty `LogEnd` if the log cannot be read."""
-    text = _tail(log)
+    text = ""
+    with suppress(OSError):
+        text = files.tail(log, TAIL_BYTES)
     lines = [line for row in text.splitlines() if (line := one_line(" ".join(row.split())))]
     if not lines:
         return LogEnd()
@@ -87,16 +87,6 @@ def read_end(log: Path) -> LogEnd:
     state = WORDS.get(ends[-1].strip()) if ends else None
     state = "OUT_OF_MEMORY" if OUT_OF_MEMORY.search(text) else state
     return LogEnd(line[:MAX_LINE], node and node[1], bool(PROLOG_FAILED.match(line)), state)
-
-
-def _tail(path: Path) -> str:
-    try:
-        with files.open_file(path, sys.maxsize) as file:
-            is_cut = file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)) > 0
-            text = file.read(TAIL_BYTES).decode(errors="replace")
-            return text.partition("\n")[2] if is_cut and "\n" in text else text
-    except (OSError, ValueError):
-        return ""
 
 
 @dataclass(frozen=True)
@@ -113,12 +103,10 @@ class Standing:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job has ended, as far as is known."""
         return self.state.has_ended or self.state.name == "LOST"
 
     @property
     def is_bad(self) -> bool:
-        """Whether the job has ended without success."""
         # Slurm cancels a fallback if the job that it waits for succeeds.
         is_unneeded = self.job.kind == "fallback" and self.state.name == "CANCELLED"
         return self.has_ended and self.state.name != "COMPLETED" and not is_unneeded
@@ -137,20 +125,16 @@ class Campaign:
 
     @property
     def num_complete(self) -> int:
-        """Number of planned launches that are complete."""
         return sum(map(self.is_complete, self.planned))
 
     def is_complete(self, name: str) -> bool:
-        """Return whether a launch is complete."""
         return name in self.launches and self.launches[name].complete
 
     def is_settled(self, name: str) -> bool:
-        """Return whether a launch is complete or left out."""
         return self.is_complete(name) or name in self.left_out
 
     @property
     def has_ended(self) -> bool:
-        """Whether all jobs have ended."""
         return all(standing.has_ended for standing in self.jobs)
 
     @property
@@ -162,7 +146,6 @@ class Campaign:
 
     @cached_property
     def coming(self) -> set[str]:
-        """Launches of the jobs that have not ended."""
         return set[str]().union(
             *(standing.job.launches for standing in self.jobs if not standing.has_ended)
         )
@@ -380,7 +363,6 @@ FOR_EVER = {
 # Limits of one job, such as QOSMaxWallDurationPerJobLimit and QOSMaxGRESPerJob.
 _PER_JOB = re.compile(r"(QOS|Assoc)Max\w+PerJob(Limit)?")
 GIB = 1024**3
-MINUTE_S = 60
 
 
 @dataclass(frozen=True)
@@ -538,7 +520,7 @@ def advise(
     """
     when = "" if is_last else "once the other jobs have ended, "
     if standing.state.name == "STALLED":
-        minutes = (standing.quiet_s or 0) / MINUTE_S
+        minutes = (standing.quiet_s or 0) / 60
         chosen = f"--job {shlex.quote(standing.job.name)}"
         if standing.job.element is not None:
             chosen += f" --point {standing.job.element}"

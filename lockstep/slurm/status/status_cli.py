@@ -20,6 +20,7 @@ from lockstep.campaign.campaign import LeftOut
 from lockstep.core import files
 from lockstep.core.findings import SYMPTOMS
 from lockstep.core.formats import counted, trimmed
+from lockstep.report.page.accounts import HOURS
 from lockstep.report.tracker import live
 from lockstep.slurm import client as slurm
 from lockstep.slurm.any_job import held
@@ -34,21 +35,12 @@ from lockstep.slurm.submit.cli_options import add_options, as_json_option, dry_r
 from lockstep.slurm.submit.job import launches_of
 
 Look = tuple[Campaign, dict[str, Any]]
-EXIT_BAD = 1
-EXIT_UNKNOWN = 3
 WATCH_S = 15.0
 MAX_WATCH_S = 86_400  # a day
 BACKING_OFF = 0.0  # the value of --watch without a number
 # Without a number of seconds the pause doubles while nothing changes, up to this factor, to spare
 # squeue.
 MAX_BACK_OFF = 8
-# amount in the accounting -> its unit; Slurm bills the last, before a QOS's usage factor
-HOURS = {
-    "node_hours": "node-hours",
-    "cpu_hours": "CPU-hours",
-    "gpu_hours": "GPU-hours",
-    "billing_hours": "hours of TRES billing",
-}
 IN_FOLDER = "status.html"  # the value of --html without a file
 # Option -> pattern of its value, and the value if none follows.
 OPTIONAL = {"--watch": (r"[0-9]*\.?[0-9]+", BACKING_OFF), "--html": (r".*\.html", IN_FOLDER)}
@@ -194,10 +186,10 @@ def status(
     if page is not None and not as_json:
         click.echo(f"page: {page}")
     if campaign.errors and {standing.state.name for standing in campaign.jobs} == {"unknown"}:
-        return EXIT_UNKNOWN
+        return 3
     if campaign.is_bad and not as_json:
         click.echo(SYMPTOMS, err=True)
-    return EXIT_BAD if campaign.is_bad else 0
+    return int(campaign.is_bad)
 
 
 def _watch(look: Callable[[], Look], every_s: float, *, as_json: bool, is_live: bool) -> Look:
@@ -226,7 +218,6 @@ def _watch(look: Callable[[], Look], every_s: float, *, as_json: bool, is_live: 
 
 
 def _collect(folder: str, *, as_json: bool) -> None:
-    """Write the JSON of each launch from its journal, and ask accounting about the jobs."""
     results, say = results_of(folder), partial(click.echo, err=True)
     collected = collection.collect(results, say)
     live.send_collected(results.path)

@@ -28,7 +28,7 @@ from lockstep.slurm import client as slurm
 from lockstep.slurm import cluster as clusters
 from lockstep.slurm.client import State
 from lockstep.slurm.cluster import MIB_PER_GIB
-from lockstep.slurm.status.sent import Results, strip_element, written_at
+from lockstep.slurm.status.sent import Results, find_table, strip_element, written_at
 from lockstep.slurm.status.standing import OF_CAMPAIGN, Campaign, Standing, advise, find_cause
 from lockstep.slurm.submit.job_spec import sending_command
 from lockstep.slurm.submit.submission import stored_site
@@ -57,7 +57,6 @@ SOFTWARE = {
     "python": "Python", "os": "system", "environment": "variables in force",
     "lockstep_version": "Lockstep",
 }  # fmt: skip
-MACHINE_KEYS = (*SOFTWARE, "threads_per_rank", "image_path")
 # Resources that a script asks for.
 SHAPE = ("num_nodes", "gpus_per_node", "time_limit")
 
@@ -303,7 +302,6 @@ def _command_after_jobs(campaign: Campaign, results: Results, typed: str) -> str
 def _find_prepared(
     campaign: Campaign, results: Results, scripts: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the scripts that were not submitted and have work left, with their commands."""
     prepared = []
     sent = {standing.job.name for standing in campaign.jobs}
     for name, script in scripts.items():
@@ -323,7 +321,6 @@ def _find_prepared(
 
 
 def lines(record: Mapping[str, Any]) -> list[str]:
-    """Return a record as lines for a terminal."""
     text = [line for row in record["jobs"] for line in _job_lines(row)]
     text += [f"{name}: not submitted; {why}" for name, why in record["refused"].items()]
     text.append(f"launches: {record['num_complete']} of {record['num_planned']} complete")
@@ -430,12 +427,13 @@ def _write(path: Path, document: dict[str, Any]) -> None:
 def _machine(results: Results) -> dict[str, Any] | None:
     """Return the software and network of the launch that was written last."""
     journals = [results.journal(name) for name in results.names()]
+    keys = (*SOFTWARE, "threads_per_rank", "image_path")
     with suppress(ValueError):
         for path in sorted(journals, key=lambda path: written_at(path) or 0.0, reverse=True):
             for entry in reversed(journal.read(path)):
-                launch = entry.get("launch") if entry.get("kind") == "launch" else None
-                if isinstance(launch, dict) and isinstance(launch.get("provenance"), dict):
-                    return {key: launch["provenance"].get(key) for key in MACHINE_KEYS}
+                facts = find_table(entry, "launch", "provenance")
+                if facts and entry.get("kind") == "launch":
+                    return {key: facts.get(key) for key in keys}
     return None
 
 

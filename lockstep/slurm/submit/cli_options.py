@@ -49,7 +49,6 @@ def _budget(ctx: click.Context, parameter: click.Parameter, text: str | None) ->
 
 
 def add_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Return a decorator that gives a command several options."""
     return lambda command: reduce(lambda own, option: option(own), reversed(options), command)
 
 
@@ -104,16 +103,5 @@ campaign_options = add_options(
         callback=_budget,
         metavar="HOURS",
         help="Plan at most HOURS GPU-hours, or node-hours without GPUs; 500nh means node-hours.",
-    ),
-)
-script_options = add_options(
-    click.option(
-        "--profile",
-        "profiler",
-        type=click.Choice(["nsys", "ncu", "perf", "torch"]),
-        help="Profile a few steps instead of measuring.",
-    ),
-    click.option(
-        "--debug-comm", is_flag=True, help="Let NCCL print all debug output, which slows the job."
     ),
 )

@@ -120,7 +120,6 @@ class Maker:
                 )
 
     def measuring_jobs(self, launches: Sequence[Launch]) -> Iterator[JobSpec]:
-        """Yield the jobs that measure, as the campaign's `allocation` says."""
         if self.campaign.jobs.allocation == "array":
             yield from self._arrays(launches)
             return
@@ -244,7 +243,6 @@ class Maker:
         return replace(job, options=tuple(options), screen=tuple(screen))
 
     def collect(self, others: Sequence[JobSpec]) -> JobSpec:
-        """Return the job that collects and reports once the others have ended."""
         site = self.site.collecting_site()
         cpus = self.share.cpus_per_task
         cpus = min(COLLECT_CPUS, cpus) if site.collect_partition else cpus
@@ -259,7 +257,6 @@ class Maker:
     def make(
         self, name: str, kind: Kind, launches: Sequence[Launch], after: tuple[Dependency, ...] = ()
     ) -> JobSpec:
-        """Return a job that makes launches."""
         num_consecutive = 1 if kind == "array" else len(launches)
         time_s = time_limit_s(self.campaign, self.site, name, num_consecutive)
         world_sizes = sorted({launch.world_size for launch in launches})
@@ -302,7 +299,6 @@ class Maker:
 
 
 def _add_dependencies(first: Sequence[Dependency], job: JobSpec) -> JobSpec:
-    """Return a job that also waits for the jobs in `first`."""
     if any(dependency.how == "afterok" for dependency in job.after):
         return job  # it waits for a job that already waits for them
     return replace(job, after=(*first, *job.after))

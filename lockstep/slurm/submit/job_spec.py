@@ -78,7 +78,6 @@ class JobSpec:
 
     @property
     def script(self) -> Path:
-        """The path of the batch script."""
         return Path(self.folder, "jobs", f"{self.name}.sh")
 
     def output(self, job_id: str) -> Path:
@@ -166,11 +165,9 @@ class Share:
     is_torchrun: bool = False  # srun starts one task per node, and that task torchrun
 
     def num_nodes(self, world_size: int) -> int:
-        """Return the number of nodes of a world size."""
         return -(-world_size // self.ranks_per_node)
 
     def ranks_on_node(self, world_size: int) -> int:
-        """Return the number of ranks on each node of a world size."""
         return min(world_size, self.ranks_per_node)
 
     def check_nodes(self, world_size: int) -> None:
@@ -185,7 +182,6 @@ class Share:
             )
 
     def shape(self, world_size: int) -> tuple[str, ...]:
-        """Return srun's options for the nodes, tasks, CPUs and GPUs of a world size."""
         on_node = self.ranks_on_node(world_size)
         per_task = on_node if self.is_torchrun else 1
         options = [
@@ -201,12 +197,10 @@ class Share:
         return tuple(options)
 
     def agent(self, world_size: int) -> tuple[str, ...]:
-        """Return torchrun's options for the nodes and ranks of a world size."""
         nodes, on_node = self.num_nodes(world_size), self.ranks_on_node(world_size)
         return (f"--nnodes={nodes}", f"--nproc-per-node={on_node}")
 
     def directives(self, name: str, largest: int, time_s: int, output: str) -> Iterator[str]:
-        """Yield sbatch's options for a job whose largest step has `largest` ranks."""
         site, on_node = self.site, self.ranks_on_node(largest)
         per_task = on_node if self.is_torchrun else 1
         chosen = {

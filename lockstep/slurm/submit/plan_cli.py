@@ -209,7 +209,6 @@ def _summary(todo: Work, overhead: float, memory: "Sequence[Need]") -> list[str]
 
 
 def _memory_table(needs: "Sequence[Need]") -> Table:
-    """Return a table with a row for each step: its batch and its measured memory."""
     settings = [need.step["settings"] for need in needs]
     names = [name for name in settings[0] if len({str(own.get(name)) for own in settings}) > 1]
     names = [name for name in names if name != "world_size"]  # the column of ranks has it

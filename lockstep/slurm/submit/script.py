@@ -132,7 +132,6 @@ def shell_in_image(site: Site, folder: str, *, is_gpu: bool) -> tuple[str, ...]:
 
 
 def library() -> str:
-    """Return the shell library that all scripts source."""
     return files.text(content.ROOT / "slurm_templates" / LIBRARY)
 
 
@@ -233,7 +232,6 @@ def render(job: JobSpec, site: Site) -> str:
 
 
 def _words(launch: Launch) -> Iterator[str]:
-    """Yield the arguments of `lockstep_launch`: NAME WORLD_SIZE REPEAT [PART]."""
     yield from (launch.name, str(launch.world_size), str(launch.repeat))
     if launch.part is not None:
         yield f"{launch.part}/{launch.num_parts}"

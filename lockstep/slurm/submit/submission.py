@@ -49,7 +49,6 @@ class Work:
 
     @cached_property
     def missing(self) -> list[Launch]:
-        """The launches that lack a case, and those to measure again."""
         return self.results.missing(self.campaign, self.launches, self.again)
 
     @cached_property
@@ -70,23 +69,19 @@ class Work:
         return jobs(self.campaign, self.site, self.results.path, self.missing, self.done)
 
     def scripts(self) -> list[str]:
-        """Return the text of each job's script."""
         env = self.site.env | (DEBUG_COMM if self.debug_comm else {})
         return [render(spec, self.site.model_copy(update={"env": env})) for spec in self.jobs]
 
     @property
     def share(self) -> Share:
-        """Each rank's share of a node."""
         return share(self.campaign, self.site)
 
     @property
     def unit(self) -> Unit:
-        """The unit of a budget without a unit."""
         return "GPU-hours" if self.share.is_gpu else "node-hours"
 
     @property
     def amounts(self) -> dict[str, float | None]:
-        """The most hours and money that the jobs can use; the cost is None without a price."""
         node_hours = sum(spec.node_hours for spec in self.jobs)
         gpu_hours = sum(spec.gpu_hours for spec in self.jobs)
         cost = None
@@ -126,7 +121,6 @@ class Work:
 
     @property
     def first(self) -> list[Launch]:
-        """The missing launches of the first repeat of the smallest world size."""
         size = min(self.campaign.world_sizes)
         return [each for each in self.missing if (each.world_size, each.repeat) == (size, 0)]
 
@@ -307,19 +301,15 @@ def _send(results: Results, spec: JobSpec, script: Path, options: Sequence[str])
         "kind": spec.kind,
         "after": [dependency.job for dependency in spec.after],
     }
-    record = journal.Journal(results.submissions_file)
+    results.note({"uuid": comment, **facts})
     try:
-        record.append({"uuid": comment, **facts})
-        try:
-            taken = slurm.sbatch(script, comment, *options)
-        except ValueError as error:
-            record.append({"uuid": comment, "refused": str(error)})
-            raise
-        where = {"cluster": taken.cluster} if taken.cluster else {}
-        record.append({"uuid": comment, "id": taken.id, **where})
-        return taken.id
-    finally:
-        record.close()
+        taken = slurm.sbatch(script, comment, *options)
+    except ValueError as error:
+        results.note({"uuid": comment, "refused": str(error)})
+        raise
+    where = {"cluster": taken.cluster} if taken.cluster else {}
+    results.note({"uuid": comment, "id": taken.id, **where})
+    return taken.id
 
 
 def find_flagged(results: Results, launches: Sequence[Launch]) -> list[str]:

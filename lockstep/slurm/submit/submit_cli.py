@@ -23,7 +23,6 @@ from lockstep.slurm.submit.cli_options import (
     as_json_option,
     campaign_options,
     dry_run_option,
-    script_options,
 )
 from lockstep.slurm.submit.job import settle
 from lockstep.slurm.submit.job_spec import JobSpec, Profiler, sending_command, sending_script
@@ -77,7 +76,6 @@ def work_of(
 
 
 def job_facts(spec: JobSpec) -> dict[str, Any]:
-    """Return the facts of a job for JSON."""
     return {
         "job": spec.name,
         "kind": spec.kind,
@@ -113,7 +111,15 @@ def _command(spec: JobSpec) -> str:
 
 @click.command(cls=OverSsh)
 @campaign_options
-@script_options
+@click.option(
+    "--profile",
+    "profiler",
+    type=click.Choice(["nsys", "ncu", "perf", "torch"]),
+    help="Profile a few steps instead of measuring.",
+)
+@click.option(
+    "--debug-comm", is_flag=True, help="Let NCCL print all debug output, which slows the job."
+)
 @dry_run_option
 @click.option("--by-hand", is_flag=True, help="Write the scripts, and submit nothing.")
 @click.option(
