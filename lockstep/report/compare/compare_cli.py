@@ -114,8 +114,8 @@ def compare(
         document = redacted(comparison.document(made, (names[0], names[1])))
         click.echo(json.dumps(document, indent=1, allow_nan=False))
     else:
-        form = outcome.Form(as_markdown, redacted)
-        click.echo("\n".join(outcome.text(made, (names[0], names[1]), form)))
+        texts = outcome.text(made, (names[0], names[1]), redacted, is_markdown=as_markdown)
+        click.echo("\n".join(texts))
     if page is not None or folder is not None:
         chosen = [word for name in allowed for word in ("--allow", name)]
         command = ["lockstep", "compare", *names, "--margin", f"{margin:g}", *chosen]
