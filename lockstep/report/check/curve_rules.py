@@ -546,7 +546,7 @@ def published_ratio(series: Series) -> Iterator[Finding]:
         efficiencies = {size: value / 100 for size, value in efficiencies.items()}
     base = series.baseline
     for name, column in (("speed-up", speedups), ("efficiency", efficiencies)):
-        for point in series.points if column else ():
+        for point in series.points:
             size, ratios = point.world_size, (point.speedup, point.parallel_efficiency)
             computed = ratios[name == "efficiency"]
             own = column.get(size, computed) / column.get(base, 1.0)

@@ -53,19 +53,15 @@ class Finding(findings.Finding):
     @property
     def where(self) -> str:
         """Return the cases, world sizes, launches or file concerned, as text."""
-        return self.place_text(self.world_sizes, self.launches)
-
-    def place_text(self, world_sizes: Sequence[int], launch_names: Sequence[str]) -> str:
-        """Return `where` with other world sizes and launches."""
         cases = [f"table {case}" if self.is_table else case for case in self.cases]
         names = self.values.get("workload") or joined(cases)
-        sizes = f"world size {', '.join(map(str, world_sizes))}" if world_sizes else ""
-        launches = "launch" if len(launch_names) == 1 else "launches"
+        sizes = f"world size {', '.join(map(str, self.world_sizes))}" if self.world_sizes else ""
+        launches = "launch" if len(self.launches) == 1 else "launches"
         places = [
             " at ".join(filter(None, (names, sizes))),
             f"table {self.values['other_table']}" if "other_table" in self.values else "",
             f"host {self.values['host']}" if "host" in self.values else "",
-            f"{launches} {joined(launch_names)}" if launch_names else "",
+            f"{launches} {joined(self.launches)}" if self.launches else "",
             self.path,
         ]
         return plain(", ".join(filter(None, places)))
