@@ -47,6 +47,11 @@ class Judged:
     in_one_job: bool = False
 
     @property
+    def spread(self) -> float | None:
+        """Return the standard deviation of the log rate of launches; None without an interval."""
+        return self.test.spread if self.test else None
+
+    @property
     def smallest_change(self) -> float | None:
         """Return the relative difference that these launches detect with 90 % power, or None."""
         if self.test is None:

@@ -234,8 +234,7 @@ def advice(comparison: Comparison) -> str:
         if len(names) > 1:
             return f"Reset only one of {listed(names, 4)} and measure again to find the cause."
         return "Run lockstep report to see where the time of B goes."
-    noisy = [judged.test.spread if judged.test else 0.0 for _, judged in comparison.points
-             if judged.verdict == UNKNOWN]  # fmt: skip
+    noisy = [judged.spread or 0.0 for _, judged in comparison.points if judged.verdict == UNKNOWN]
     if not noisy:
         return "Nothing is left to do: all points are the same within the margin."
     # At the error rate of the next look at more launches.
