@@ -305,7 +305,7 @@ def test_peak_memory_is_compared_where_both_sides_mean_the_same_by_it(
     assert point["memory_ratio"] == ratio
     assert (point["a_peak_memory_bytes"], point["b_peak_memory_bytes"]) == (800, b)
     cells = ["not-enough-evidence", "1", "1 + 1", "1.000", "-", "0.500" if ratio else "-"]
-    lines = outcome.text(made, ("a", "b"), outcome.Form(is_markdown=True))
+    lines = outcome.text(made, ("a", "b"), is_markdown=True)
     assert any(line.startswith(f"| {' | '.join(cells)} |") for line in lines)
 
 

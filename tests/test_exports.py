@@ -164,7 +164,7 @@ def test_trackers_are_sent_those_numbers_unchanged(folder, tmp_path, monkeypatch
     runs = read_runs(folder)[0]
     expected = sorted((m.name, m.value, m.step) for one in runs for m in one.metrics)
     with serving() as tracker:
-        assert sending.send(folder, tracked.tracker_at("http", tracker.uri)).kind == "sent"
+        assert sending.send(folder, tracked.Tracker(kind="http", uri=tracker.uri)).kind == "sent"
         found = [
             (m["name"], m["value"], m["step"]) for one in tracker.runs.values()
             for m in one["metrics"]
@@ -172,7 +172,9 @@ def test_trackers_are_sent_those_numbers_unchanged(folder, tmp_path, monkeypatch
     assert sorted(found) == expected
     needed("mlflow")
     path = tmp_path / "m.db"
-    assert sending.send(folder, tracked.tracker_at("mlflow", f"sqlite:///{path}")).kind == "sent"
+    assert (
+        sending.send(folder, tracked.Tracker(kind="mlflow", uri=f"sqlite:///{path}")).kind == "sent"
+    )
     with sqlite3.connect(path) as database:
         rows = database.execute("SELECT key, value, step FROM metrics").fetchall()
     assert sorted(rows) == expected

@@ -69,9 +69,9 @@ def no_name(job: Job) -> Iterator[Hit]:
     },
     "target": {
         "lockstep/report/gate/targets.py": (
-            "    num_nodes: Count | None = _target(",
-            '    num_launches: Count | None = _target("least launches")\n'
-            "    num_nodes: Count | None = _target(",
+            "    num_nodes: Count | None = key(",
+            '    num_launches: Count | None = key("least launches")\n'
+            "    num_nodes: Count | None = key(",
         ),
         "lockstep/report/gate/gates.py": (
             "        *_nodes(targets, results),",

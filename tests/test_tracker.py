@@ -52,7 +52,7 @@ def launch(folder, name):
 
 
 def send(folder, tracker, **options):
-    return sending.send(folder, tracked.tracker_at("http", tracker.uri), **options)
+    return sending.send(folder, tracked.Tracker(kind="http", uri=tracker.uri), **options)
 
 
 def received(tracker):
@@ -239,7 +239,7 @@ def test_a_refusal_by_mlflow_is_not_called_out_of_reach(code, kind):
 
 
 def test_unreadable_results_are_reported_and_an_empty_folder_is_not(folder, tmp_path, capsys):
-    tracker = tracked.tracker_at("http", "http://127.0.0.1:1")
+    tracker = tracked.Tracker(kind="http", uri="http://127.0.0.1:1")
     (empty := tmp_path / "empty").mkdir()
     live.print_outcome(sending.send(empty, tracker), empty)
     assert capsys.readouterr().err == ""
@@ -273,7 +273,7 @@ def test_what_is_late_is_left_for_the_next_time(folder):
 
 def test_a_late_answer_is_not_taken_for_the_next(folder):
     with serving() as tracker:
-        sender = live.Sender(folder, tracked.tracker_at("http", tracker.uri))
+        sender = live.Sender(folder, tracked.Tracker(kind="http", uri=tracker.uri))
         sender.send(0)
         assert select.select([sender._process.stdout], [], [], 60)[0]  # answered, and not read yet
         (folder / "report.html").write_text("<html></html>")
@@ -353,7 +353,7 @@ def test_mlflow_reads_back_what_was_exported(folder):
     (folder / "report.html").write_text("<html></html>")
     entries, write = lines(folder)
     write(entries[:3])
-    tracker = tracked.tracker_at("mlflow", None)
+    tracker = tracked.Tracker(kind="mlflow")
     uri = f"sqlite:///{folder.parent / 'mlflow.db'}"
     assert sending.send(folder, tracker).kind == "sent"
     client, before = _of_mlflow(uri)

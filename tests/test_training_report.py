@@ -191,7 +191,7 @@ def test_a_comparison_of_runs_has_times_and_the_difference_in_accuracy(tmp_path)
     accuracy = one["quantities"]["validation_accuracy"]
     assert accuracy["difference"] == pytest.approx(0.1)
     assert 0 < accuracy["low"] < 0.1 < accuracy["high"]
-    assert "to 80 %" in "\n".join(outcome.text(made, ("a", "b"), outcome.Form()))
+    assert "to 80 %" in "\n".join(outcome.text(made, ("a", "b")))
 
 
 def test_every_epoch_of_every_run_is_a_row_of_a_frame(tmp_path):

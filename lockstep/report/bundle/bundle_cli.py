@@ -3,12 +3,8 @@
 import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-
-if TYPE_CHECKING:
-    from lockstep.report.bundle.opening import Source
 
 EXAMPLES = """
 \b
@@ -52,24 +48,24 @@ def bundle(folder: Path, target: Path | None, licence: str | None, force: bool) 
     with TemporaryDirectory(prefix="lockstep-bundle-") as stage:
         files = _stage(source, Path(stage), licence, name)
         size = opening.write_archive(target, name, files)
-    click.echo(f"{click.format_filename(target)}: {len(files) + 1} files, {size / 1e6:.2f} MB")
+    click.echo(f"{click.format_filename(target)}: {len(files)} files, {size / 1e6:.2f} MB")
     click.echo(f"next: lockstep report {shlex.quote(click.format_filename(target))}")
 
 
-def _stage(source: Path, stage: Path, licence: str | None, name: str) -> "dict[str, Source]":
-    """Return the files of a bundle by their paths in it."""
+def _stage(source: Path, stage: Path, licence: str | None, name: str) -> dict[str, Path]:
+    """Write what a bundle adds to results; return all of its files by their paths in it."""
     from contextlib import chdir, redirect_stderr, redirect_stdout
     from io import StringIO
 
     from lockstep.report.bundle import describing
-    from lockstep.report.bundle.opening import DATA, PAGE
+    from lockstep.report.bundle.opening import DATA, PAGE, SUMS, sums
     from lockstep.report.compute.scaling import series_of
     from lockstep.report.load.reading import gather
     from lockstep.report.report_cli import report
 
     data, results = stage / DATA, gather([source])
     data.symlink_to(source)
-    files: dict[str, Source] = {}
+    files: dict[str, Path] = {}
     for root, _, names in os.walk(data):
         for each in names:
             path = Path(root, each)
@@ -79,6 +75,15 @@ def _stage(source: Path, stage: Path, licence: str | None, name: str) -> "dict[s
     # The same page as `lockstep report` makes of the opened bundle.
     with chdir(stage), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         report.main([DATA, "--output", PAGE], prog_name="lockstep report", standalone_mode=False)
-    files[PAGE] = (stage / PAGE).read_bytes()
+    files[PAGE] = stage / PAGE
+
+    def add(texts: dict[str, bytes]) -> None:
+        for each, text in texts.items():
+            files[each] = stage / each
+            files[each].write_bytes(text)
+
     series = series_of(results.split()[0])
-    return {**files, **describing.describe(name, results, series, files, licence)}
+    add(describing.describe(name, results, series, licence))
+    add({describing.CRATE: describing.crate(name, results, files, licence)})
+    add({SUMS: sums(files)})
+    return files

@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lockstep import content
 from lockstep.core.formats import DASH, in_words, listed, number, span
-from lockstep.report.bundle.opening import Source, digest, size
+from lockstep.report.bundle.opening import digest
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.contents import ADDED_KEYS
 from lockstep.report.load.results import Results
@@ -18,6 +18,7 @@ from lockstep.report.page import accounts
 from lockstep.report.words import lines, method
 
 FOLDER = content.ROOT / "reports" / "bundle"
+CRATE = "ro-crate-metadata.json"
 MILLI = 1e3
 KINDS = {
     ".json": "application/json", ".jsonl": "application/jsonl", ".html": "text/html",
@@ -30,11 +31,7 @@ SOFTWARE = (
 
 
 def describe(
-    name: str,
-    results: Results,
-    series: Sequence[Series],
-    files: Mapping[str, Source],
-    licence: str | None,
+    name: str, results: Results, series: Sequence[Series], licence: str | None
 ) -> dict[str, bytes]:
     """Return the texts of a bundle by name."""
     provenance, campaign = results.provenance, results.campaign
@@ -88,8 +85,7 @@ def describe(
             is_table = value and isinstance(value, dict)
             text += ["", f"[{key}]", *_toml_lines(value)] if is_table else []
         made["campaign.toml"] = ("\n".join(text) + "\n").encode()
-    crate = _crate(name, results, {**files, **made}, licence)
-    return {**made, "ro-crate-metadata.json": crate}
+    return made
 
 
 def _toml_lines(table: Mapping[str, Any]) -> list[str]:
@@ -100,15 +96,15 @@ def _toml_lines(table: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def _crate(name: str, results: Results, files: Mapping[str, Source], licence: str | None) -> bytes:
+def crate(name: str, results: Results, files: Mapping[str, Path], licence: str | None) -> bytes:
     """Return the RO-Crate 1.1 metadata: the archive, and every file with its checksum."""
     parts = [
         {
-            "@id": file, "@type": "File", "sha256": digest(source),
-            "contentSize": str(size(source)),
-            "encodingFormat": KINDS.get(Path(file).suffix, "text/plain"),
+            "@id": file, "@type": "File", "sha256": digest(path),
+            "contentSize": str(path.stat().st_size),
+            "encodingFormat": KINDS.get(path.suffix, "text/plain"),
         }
-        for file, source in sorted(files.items())
+        for file, path in sorted(files.items())
     ]  # fmt: skip
     root: dict[str, Any] = {
         "@id": "./", "@type": "Dataset", "name": f"Scaling measurements: {name}",
@@ -120,7 +116,7 @@ def _crate(name: str, results: Results, files: Mapping[str, Source], licence: st
     if results.doi:
         root["identifier"] = f"https://doi.org/{results.doi}"
     head = {
-        "@id": "ro-crate-metadata.json", "@type": "CreativeWork", "about": {"@id": "./"},
+        "@id": CRATE, "@type": "CreativeWork", "about": {"@id": "./"},
         "conformsTo": {"@id": "https://w3id.org/ro/crate/1.1"},
     }  # fmt: skip
     software = {

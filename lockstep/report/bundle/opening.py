@@ -6,7 +6,6 @@ A bundle from strangers is unpacked by tarfile's `data` filter, up to a number a
 import functools
 import gzip
 import hashlib
-import io
 import os
 import tarfile
 import zlib
@@ -25,33 +24,23 @@ PAGE = "report.html"
 ENDINGS = (".tar.gz", ".tgz")
 MAX_FILES = 100_000
 MAX_BYTES = 4 * 2**30
-# Content of a file, or its path.
-Source = bytes | Path
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def digest(source: Source) -> str:
+def digest(path: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal."""
-    if isinstance(source, bytes):
-        return hashlib.sha256(source).hexdigest()
-    with source.open("rb") as file:
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def size(source: Source) -> int:
-    """Return the number of bytes of a file."""
-    return len(source) if isinstance(source, bytes) else source.stat().st_size
-
-
-def sums(files: Mapping[str, Source]) -> bytes:
+def sums(files: Mapping[str, Path]) -> bytes:
     """Return the checksums of files, as `sha256sum --check` reads them."""
     lines = (f"{digest(files[name])}  {name}\n" for name in sorted(files))
     return "".join(lines).encode("utf-8", "surrogateescape")
 
 
-def write_archive(path: Path, name: str, files: Mapping[str, Source]) -> int:
-    """Write files by their paths, and SHA256SUMS for sha256sum; return the size of the archive."""
-    held: dict[str, Source] = {**files, SUMS: sums(files)}
+def write_archive(path: Path, name: str, files: Mapping[str, Path]) -> int:
+    """Write files by their paths in the archive, and return its size."""
     part = path.with_name(f".{path.name}.part")
     try:
         with (  # without a name and a time, which would change the bytes
@@ -59,13 +48,11 @@ def write_archive(path: Path, name: str, files: Mapping[str, Source]) -> int:
             gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0) as stream,
             tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar,
         ):
-            for inside, source in sorted(held.items()):
+            for inside, source in sorted(files.items()):
                 info = tarfile.TarInfo(f"{name}/{inside}")
                 info.mode = 0o644
-                info.size = size(source)
-                with (
-                    io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
-                ) as content:
+                info.size = source.stat().st_size
+                with source.open("rb") as content:
                     tar.addfile(info, content)
         part.replace(path)
     finally:

@@ -84,7 +84,8 @@ def check(
     results = gather(paths)
     findings = checker.check(results)
     if as_json:
-        _print_json({"findings": [finding.record() for finding in findings]})
+        document = {"findings": [finding.record() for finding in findings]}
+        click.echo(json.dumps(document, indent=1))
     else:
         click.echo("\n".join([*checker.lines(findings), checker.counts(findings, results)]))
     ctx.exit(exit_code(findings))
@@ -128,10 +129,6 @@ def _judge(
     return 0 if document["met"] else 1
 
 
-def _print_json(document: object) -> None:
-    click.echo(json.dumps(document, indent=1))
-
-
 def _print_rules(as_json: bool) -> None:
     from lockstep.report.check.checker import RULES
     from lockstep.report.check.recorded_facts import MAY_DIFFER
@@ -139,7 +136,8 @@ def _print_rules(as_json: bool) -> None:
     if as_json:
         names = ("level", "what", "why", "action")
         rows = [{"rule": r.name} | {name: getattr(r, name) for name in names} for r in RULES]
-        _print_json({"rules": rows, "may_differ": MAY_DIFFER})
-    for rule in RULES if not as_json else ():
+        click.echo(json.dumps({"rules": rows, "may_differ": MAY_DIFFER}, indent=1))
+        return
+    for rule in RULES:
         head = f"{rule.name:23}{rule.level:9}"
         click.echo(click.wrap_text(rule.what, WIDTH, head, " " * len(head)))

@@ -5,7 +5,7 @@ differ only in place; warnings and notes are grouped by rule and kind.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import shorten
 
 import click
@@ -115,12 +115,14 @@ def _places(findings: Sequence[Finding]) -> Iterator[str]:
     alike: dict[str, list[Finding]] = {}
     for finding in findings:
         kept = () if finding.cases else finding.launches
-        alike.setdefault(finding.place_text((), kept), []).append(finding)
+        where = replace(finding, world_sizes=(), launches=kept).where
+        alike.setdefault(where, []).append(finding)
     for own in alike.values():
         first = own[0]
         is_short = len(findings) > 1 and first.level != "error" and first.cases
-        names = [] if is_short else list(dict.fromkeys(x for f in own for x in f.launches))
-        yield first.place_text(sorted({size for f in own for size in f.world_sizes}), names)
+        names = () if is_short else tuple(dict.fromkeys(x for f in own for x in f.launches))
+        sizes = sorted({size for f in own for size in f.world_sizes})
+        yield replace(first, world_sizes=tuple(sizes), launches=names).where
 
 
 def lines(findings: Iterable[Finding]) -> Iterator[str]:

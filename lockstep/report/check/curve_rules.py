@@ -62,13 +62,15 @@ def constant_work(evidence: Evidence) -> Iterator[Finding]:
     for conflict in evidence.results.conflicts:
         if conflict.fact in BATCHES and conflict.case is not None:
             yield difference(conflict)
-    for series, point, flag in evidence.flags("smaller-batch"):
-        requested, measured = flag.values.get("asked"), flag.values.get("measured")
-        text = (
-            f"the case was measured with {measured} samples per rank, since {requested} do not "
-            "fit in memory"
-        )
-        yield fact(flag.kind, text, point.world_size, at=series, asked=requested, measured=measured)
+    flags = ((item, flag) for item in evidence.points for flag in item[1].flags)
+    for item, flag in flags:
+        if flag.kind == "smaller-batch":
+            requested, measured = flag.values.get("asked"), flag.values.get("measured")
+            text = (
+                f"the case was measured with {measured} samples per rank, since {requested} do not "
+                "fit in memory"
+            )
+            yield fact(flag.kind, text, at=item, asked=requested, measured=measured)
     for series in evidence.ladders:
         scaling = series.row.scaling or ""
         if name := {"strong": "global_batch", "weak": "local_batch"}.get(scaling):
@@ -444,7 +446,8 @@ def ladder_gap(evidence: Evidence) -> Iterator[Finding]:
     """Neighbouring sizes differ by more than a factor of two."""
     for series in evidence.ladders:
         # Rows in conflict were measured, too.
-        for small, large in pairwise(sorted(evidence.sizes[series.case])):
+        sizes = {row.world_size for row in evidence.results.rows if row.case == series.case}
+        for small, large in pairwise(sorted(sizes)):
             if large > WIDEST_STEP * small:
                 text = f"no size between {small} and {large} was measured"
                 yield fact("gap", text, small, large, at=series, small=small, large=large)
@@ -543,7 +546,7 @@ def published_ratio(series: Series) -> Iterator[Finding]:
         efficiencies = {size: value / 100 for size, value in efficiencies.items()}
     base = series.baseline
     for name, column in (("speed-up", speedups), ("efficiency", efficiencies)):
-        for point in series.points if column else ():
+        for point in series.points:
             size, ratios = point.world_size, (point.speedup, point.parallel_efficiency)
             computed = ratios[name == "efficiency"]
             own = column.get(size, computed) / column.get(base, 1.0)

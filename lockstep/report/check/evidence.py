@@ -1,6 +1,6 @@
 """The evidence that rules examine, the registry of rules, and the finding that a rule yields."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import starmap
@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from lockstep.core import findings, metrics
 from lockstep.core.findings import Level
-from lockstep.core.flags import Flag
 from lockstep.core.record import KEY, case_name
 from lockstep.core.studies import IMPORTED, LADDERS
 from lockstep.report.compute.scaling import Point, Series, series_of
@@ -54,19 +53,15 @@ class Finding(findings.Finding):
     @property
     def where(self) -> str:
         """Return the cases, world sizes, launches or file concerned, as text."""
-        return self.place_text(self.world_sizes, self.launches)
-
-    def place_text(self, world_sizes: Sequence[int], launch_names: Sequence[str]) -> str:
-        """Return `where` with other world sizes and launches."""
         cases = [f"table {case}" if self.is_table else case for case in self.cases]
         names = self.values.get("workload") or joined(cases)
-        sizes = f"world size {', '.join(map(str, world_sizes))}" if world_sizes else ""
-        launches = "launch" if len(launch_names) == 1 else "launches"
+        sizes = f"world size {', '.join(map(str, self.world_sizes))}" if self.world_sizes else ""
+        launches = "launch" if len(self.launches) == 1 else "launches"
         places = [
             " at ".join(filter(None, (names, sizes))),
             f"table {self.values['other_table']}" if "other_table" in self.values else "",
             f"host {self.values['host']}" if "host" in self.values else "",
-            f"{launches} {joined(launch_names)}" if launch_names else "",
+            f"{launches} {joined(self.launches)}" if self.launches else "",
             self.path,
         ]
         return plain(", ".join(filter(None, places)))
@@ -139,42 +134,9 @@ class Evidence:
     def launches(self) -> list[Launch]:
         return self.results.launches
 
-    def flags(self, kind: str) -> Iterator[tuple[Series, Point, Flag]]:
-        """Yield each point with a flag of this kind."""
-        for series, point in self.points:
-            yield from ((series, point, flag) for flag in point.flags if flag.kind == kind)
-
     def table(self, series: Series) -> dict[str, Any]:
         """Return the facts stored with an imported table; empty if there are none."""
         return self.results.tables.get(series.case, {})
-
-    def places(self, finding: Finding, launches: Collection[str]) -> frozenset[Place]:
-        """Return the points that a finding concerns, by the same rule as `Finding.touches`.
-
-        `launches` are those of all findings that are merged into it.
-        """
-        if launches and not (finding.cases or finding.world_sizes):
-            return frozenset(p for name in launches for p in self._points.get(name, ()))
-        return frozenset(
-            (case, size)
-            for case in finding.cases or self.sizes
-            for size in self.sizes.get(case, ())
-            if size in finding.world_sizes or not finding.world_sizes
-        )
-
-    @cached_property
-    def sizes(self) -> dict[str, set[int]]:
-        sizes: dict[str, set[int]] = {}
-        for row in self.results.rows:
-            sizes.setdefault(row.case, set()).add(row.world_size)
-        return sizes
-
-    @cached_property
-    def _points(self) -> dict[str, set[Place]]:
-        points: dict[str, set[Place]] = {}
-        for row in self.results.rows:
-            points.setdefault(row.launch, set()).add((row.case, row.world_size))
-        return points
 
     @cached_property
     def entries(self) -> list[Entry]:
@@ -238,12 +200,15 @@ class Rule:
                 alike.setdefault(key, []).append(whole)
         for first, *others in alike.values():
             names = dict.fromkeys((*first.launches, *(x for o in others for x in o.launches)))
-            yield replace(
+            merged = replace(
                 first, rule=self.name, level=self.level, why=self.why,
                 text=plain(first.text), action=plain(first.action or self.action),
-                launches=tuple(names), points=evidence.places(first, names),
+                launches=tuple(names),
                 doubts=self.level == "warning" and self.doubts and first.doubts,
             )  # fmt: skip
+            touched = filter(merged.touches, evidence.results.rows)
+            points = frozenset((row.case, row.world_size) for row in touched)
+            yield replace(merged, points=points)
 
 
 rule = Rule

@@ -426,12 +426,12 @@ def precision_fallback(_series: Series, point: Point) -> Iterator[Finding]:
 @rule("other-samples", "error",
       "throughput counts these samples, so it is wrong by the same factor",
       "pass samples=N, the samples of one rank, and measure again (len() of a pair "
-      "is 2)")  # fmt: skip
-def other_samples(evidence: Evidence) -> Iterator[Finding]:
+      "is 2)", "points")  # fmt: skip
+def other_samples(_series: Series, point: Point) -> Iterator[Finding]:
     """A user's own step states another number of samples than its batch holds."""
-    for series, point, flag in evidence.flags("other-samples"):
-        text = str(flag)
-        yield fact("flag", text, point.world_size, at=series, flag=text, **flag.values)
+    for flag in point.flags:
+        if flag.kind == "other-samples":
+            yield fact("flag", str(flag), flag=str(flag), **flag.values)
 
 
 @rule(

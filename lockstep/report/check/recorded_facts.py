@@ -145,31 +145,23 @@ def circumstances(evidence: Evidence) -> Iterator[Finding]:
 
 def flat(value: Any, path: str = "") -> Facts:
     """Return the facts below a path, except those of `MAY_DIFFER`, as text by full path."""
-    facts: Facts = {}
-    _collect(facts, value, path)
-    return facts
-
-
-def _collect(facts: Facts, value: Any, path: str) -> None:
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         # For a list of ranks, collect the values of all ranks.
         names = dict.fromkeys(name for rank in value for name in rank)
         value = {name: sorted({str(rank.get(name)) for rank in value}) for name in names}
     if isinstance(value, dict):
-        if path in SETTINGS:
-            facts[path] = ""
-        prefix = f"{path}." if path else ""
+        facts = {path: ""} if path in SETTINGS else {}
         for name, item in value.items():
-            below = f"{prefix}{name}"
+            below = f"{path}.{name}" if path else name
             if item is not None and below not in LISTED and not below.endswith(OF_A_FILE):
-                _collect(facts, item, below)
-    elif isinstance(value, list):
-        if value and all(isinstance(item, str) for item in value):
-            facts[path] = ", ".join(value)
-    else:
-        # Three digits, as in reports: memory sizes of equal nodes differ by a few kilobytes.
-        is_amount = isinstance(value, float) or (isinstance(value, int) and path.endswith("_bytes"))
-        facts[path] = f"{value:.3g}" if is_amount else str(value)
+                facts |= flat(item, below)
+        return facts
+    if isinstance(value, list):
+        are_texts = value and all(isinstance(item, str) for item in value)
+        return {path: ", ".join(value)} if are_texts else {}
+    # Three digits, as in reports: memory sizes of equal nodes differ by a few kilobytes.
+    is_amount = isinstance(value, float) or (isinstance(value, int) and path.endswith("_bytes"))
+    return {path: f"{value:.3g}" if is_amount else str(value)}
 
 
 def _odd_entries(entries: Sequence[Entry], known: Sequence[Facts]) -> Iterator[Finding]:
@@ -182,9 +174,7 @@ def _odd_entries(entries: Sequence[Entry], known: Sequence[Facts]) -> Iterator[F
         path for facts in known[1:] if facts != known[0]
         for path, _ in facts.items() ^ known[0].items()
     }  # fmt: skip
-    for path in dict.fromkeys(path for facts in known for path in facts) if differ else ():
-        if path not in differ:
-            continue
+    for path in dict.fromkeys(path for facts in known for path in facts if path in differ):
         group = next((name for name in SETTINGS if path.startswith(f"{name}.")), path)
         pairs = [
             (entry, facts.get(path, "not set"))

@@ -91,14 +91,15 @@ def compare(
         optimisation.refuse_foreign(folder, force, "--document")
     before = load([a])
     after = comparison.match_tables(before, load([b]))
-    # With --redact, a side is named by the last part of its path.
-    names = tuple(
-        Path(os.path.abspath(path)).name if redact else str(path)  # noqa: PTH100
-        for path in (a, b)
-    )
+
+    def name(path: Path) -> str:
+        # With --redact, a side is named by the last part of its path.
+        return Path(os.path.abspath(path)).name if redact else str(path)  # noqa: PTH100
+
+    names = name(a), name(b)
     sides = (
-        comparison.Campaign(names[0], before, checker.check(before)),
-        comparison.Campaign(names[1], after, checker.check(after)),
+        comparison.Campaign(name(a), before, checker.check(before)),
+        comparison.Campaign(name(b), after, checker.check(after)),
     )
     every = Results(launches=before.launches + after.launches, rows=before.rows + after.rows)
     redacted: Callable[[Any], Any] = Redactor(every) if redact else lambda data: data
@@ -111,13 +112,13 @@ def compare(
         checker.say_unread(side.results)
         checker.say_errors(side.findings, f"{letter}: ")
     if as_json:
-        document = redacted(comparison.document(made, (names[0], names[1])))
+        document = redacted(comparison.document(made, names))
         click.echo(json.dumps(document, indent=1, allow_nan=False))
     else:
-        form = outcome.Form(as_markdown, redacted)
-        click.echo("\n".join(outcome.text(made, (names[0], names[1]), form)))
+        texts = outcome.text(made, names, redacted, is_markdown=as_markdown)
+        click.echo("\n".join(texts))
     if page is not None or folder is not None:
-        chosen = [word for name in allowed for word in ("--allow", name)]
+        chosen = [word for fact in allowed for word in ("--allow", fact)]
         command = ["lockstep", "compare", *names, "--margin", f"{margin:g}", *chosen]
         drawn = compared_page(made, sides, shlex.join(command))
         is_aside = as_json or as_markdown

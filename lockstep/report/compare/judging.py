@@ -97,19 +97,17 @@ def judge(
         for ratio, (a, b) in zip(tests, rates, strict=True)
     ]
     error = family_error([ratio.p_value for ratio in tests if ratio and ratio.error], allowed)
-    pairs = zip(tests, rates, strict=True)
-    return [_judged(test, error, margin, *sides) for test, sides in pairs], error
-
-
-def _judged(
-    test: Ratio | None, error: float, margin: float, a: Sequence[float], b: Sequence[float]
-) -> Judged:
-    interval = test.interval(1 - error) if test else None
-    if test is None or interval is None:
-        means = [fmean(map(math.log, side)) for side in (a, b)]
-        ratio = math.exp(means[1] - means[0])
-        return Judged(ratio, None, UNKNOWN, is_repeated=min(len(a), len(b)) > 1)
-    verdict = {"above": FASTER, "below": SLOWER}.get(side_of(interval, (1.0, 1.0)), UNKNOWN)
-    if side_of(interval, (1 / (1 + margin), 1 + margin)) == "within":
-        verdict = SAME
-    return Judged(math.exp(test.log_ratio), interval, verdict, test, error, is_repeated=True)
+    judged = []
+    for test, (a, b) in zip(tests, rates, strict=True):
+        interval = test.interval(1 - error) if test else None
+        if test is None or interval is None:
+            ratio = math.exp(fmean(map(math.log, b)) - fmean(map(math.log, a)))
+            is_repeated = min(len(a), len(b)) > 1
+            judged.append(Judged(ratio, None, UNKNOWN, is_repeated=is_repeated))
+            continue
+        verdict = {"above": FASTER, "below": SLOWER}.get(side_of(interval, (1.0, 1.0)), UNKNOWN)
+        if side_of(interval, (1 / (1 + margin), 1 + margin)) == "within":
+            verdict = SAME
+        ratio = math.exp(test.log_ratio)
+        judged.append(Judged(ratio, interval, verdict, test, error, is_repeated=True))
+    return judged, error

@@ -362,25 +362,23 @@ def asides(comparison: Comparison) -> list[Aside]:
     return [aside for aside in tables if aside.rows]
 
 
-@dataclass(frozen=True)
-class Form:
-    """The output format of a comparison; `redacted` removes names before texts are wrapped."""
+def text(
+    comparison: Comparison, names: tuple[str, str], redacted: Callable[[Any], Any] = list, *,
+    is_markdown: bool = False,
+) -> list[str]:  # fmt: skip
+    """Return the comparison as lines: the circumstances, then the points and their notes.
 
-    is_markdown: bool = False
-    redacted: Callable[[Any], Any] = list
+    `redacted` removes names before texts are wrapped.
+    """
 
-    def table(self, rows: Sequence[Sequence[str]]) -> list[str]:
-        return (lines.markdown_table if self.is_markdown else lines.table)(self.redacted(rows))
+    def table(rows: Sequence[Sequence[str]]) -> list[str]:
+        return (lines.markdown_table if is_markdown else lines.table)(redacted(rows))
 
-    def listed(self, texts: Sequence[str]) -> list[str]:
-        """Return sentences as lines, in Markdown as a list."""
-        if self.is_markdown:
-            return [f"- {lines.markdown(text)}" for text in self.redacted(texts)]
-        return [line for text in self.redacted(texts) for line in lines.sentence(text)]
+    def say(texts: Sequence[str]) -> list[str]:
+        if is_markdown:
+            return [f"- {lines.markdown(text)}" for text in redacted(texts)]
+        return [line for text in redacted(texts) for line in lines.sentence(text)]
 
-
-def text(comparison: Comparison, names: tuple[str, str], form: Form) -> list[str]:
-    """Return the comparison as lines: the circumstances, then the points and their notes."""
     circumstances = [
         f"differs: {name}: {values(of_a)} in A, {values(of_b)} in B"
         for name, (of_a, of_b) in comparison.environment.items()
@@ -401,18 +399,18 @@ def text(comparison: Comparison, names: tuple[str, str], form: Form) -> list[str
         ])  # fmt: skip
     summary = outcome(comparison.points)
     parts = [
-        form.listed([
+        say([
             f"A: {names[0]}", f"B: {names[1]}", "ratio: rate of B / rate of A; B is faster above 1",
             "memory: peak of B / peak of A, on the rank with most memory; no verdict uses it",
         ]),
-        form.listed([f"{difference(comparison)}: {sentence(summary, comparison.margin)}"]),
-        form.listed([*circumstances, *cautions]),
-        form.table(points),
-        form.listed(rule(comparison)),
+        say([f"{difference(comparison)}: {sentence(summary, comparison.margin)}"]),
+        say([*circumstances, *cautions]),
+        table(points),
+        say(rule(comparison)),
     ]  # fmt: skip
     for aside in asides(comparison):
-        parts += [form.table([aside.columns, *aside.rows]), form.listed([aside.note])]
+        parts += [table([aside.columns, *aside.rows]), say([aside.note])]
     look = [comparison.look.sentence] if comparison.has_interval else []
     notes = [*look, *flag_notes(comparison), *omissions(comparison)]
-    parts.append(form.listed([*notes, f"next: {advice(comparison)}"]))
+    parts.append(say([*notes, f"next: {advice(comparison)}"]))
     return [lines.plain(line) for part in parts if part for line in (*part, "")][:-1]

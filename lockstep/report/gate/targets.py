@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     StrictFloat,
     StrictInt,
@@ -20,6 +18,7 @@ from pydantic import (
 
 from lockstep import content
 from lockstep.core import inputs
+from lockstep.core.inputs import key
 
 ENDING = ".targets.toml"
 
@@ -39,30 +38,26 @@ WORLD_SIZE = r"^[1-9][0-9]{0,8}$"
 WorldSize = Annotated[str, Field(pattern=WORLD_SIZE)]
 
 
-class Reference(BaseModel):
+class Reference(inputs.Table):
     """A value that a case must have on a system, with tolerances, as in ReFrame."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     case: Annotated[str, Field(min_length=1)] = Field(
         description="the case's name, its label, or its study and label as lockstep report "
         "prints them"
     )
     world_size: Count = Field(description="ranks")
-    system: str = Field(
+    system: str = key(
+        "host, partition or device of the value, or the text in a table's column system; * and ? "
+        "match any characters",
         "*",
-        description="host, partition or device of the value, or the text in a table's column "
-        "system; * and ? match any characters",
     )
     value: Positive = Field(description="expected value")
     unit: str = Field(description="unit of the value, such as images/s or images/s per rank, or "
                                   "ms, s, min, h for a step or a run")  # fmt: skip
-    lower: Annotated[StrictFloat, Field(ge=-1, le=0), NoPerCent] | None = Field(
-        default=None, description="lower tolerance as a fraction, such as -0.1; no limit by default"
+    lower: Annotated[StrictFloat, Field(ge=-1, le=0), NoPerCent] | None = key(
+        "lower tolerance as a fraction, such as -0.1; no limit by default"
     )
-    upper: Fraction | None = Field(
-        default=None, description="upper tolerance as a fraction, such as 0.1; no limit by default"
-    )
+    upper: Fraction | None = key("upper tolerance as a fraction, such as 0.1; no limit by default")
 
     @model_validator(mode="after")
     def _with_a_limit(self) -> Self:
@@ -74,50 +69,40 @@ class Reference(BaseModel):
         return self
 
 
-def _target(description: str) -> Any:
-    return Field(default=None, description=description)
-
-
-class Targets(BaseModel):
+class Targets(inputs.Table):
     """A targets file. World sizes are keys: {2 = 0.9, 8 = 0.7}."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     schema_version: inputs.SchemaVersion
-    strong_efficiency: dict[WorldSize, Fraction] | None = _target(
+    strong_efficiency: dict[WorldSize, Fraction] | None = key(
         "minimum parallel efficiency of strong scaling, by world size"
     )
-    parallel_efficiency: dict[WorldSize, Fraction] | None = _target(
+    parallel_efficiency: dict[WorldSize, Fraction] | None = key(
         "minimum parallel efficiency of any scaling, by world size"
     )
-    weak_time_increase: Fraction | None = _target(
+    weak_time_increase: Fraction | None = key(
         "maximum increase of the step time in weak scaling, as a fraction"
     )
-    speedup: dict[WorldSize, tuple[Positive, Positive]] | None = _target(
+    speedup: dict[WorldSize, tuple[Positive, Positive]] | None = key(
         "expected range of the speed-up, by world size"
     )
-    throughput_gain: Gain | None = _target(
+    throughput_gain: Gain | None = key(
         "minimum gain of throughput over the results of --against, as a fraction; -0.05 allows 5 "
         "% less"
     )
-    mfu: Fraction | None = _target("minimum fraction of peak FLOP/s")
-    communication_share: Fraction | None = _target(
-        "maximum share of exposed communication in a step"
-    )
-    validation_accuracy: Fraction | None = _target(
+    mfu: Fraction | None = key("minimum fraction of peak FLOP/s")
+    communication_share: Fraction | None = key("maximum share of exposed communication in a step")
+    validation_accuracy: Fraction | None = key(
         "minimum share of the validation set predicted correctly"
     )
-    gpu_utilisation: Fraction | None = _target(
+    gpu_utilisation: Fraction | None = key(
         "minimum share of the time in which a kernel runs on the GPUs"
     )
-    loader_idle: Fraction | None = _target("maximum share of waiting for the data loader in a step")
-    num_nodes: Count | None = _target("minimum number of nodes that were measured")
-    clean_runs: Literal[True] | None = _target(
+    loader_idle: Fraction | None = key("maximum share of waiting for the data loader in a step")
+    num_nodes: Count | None = key("minimum number of nodes that were measured")
+    clean_runs: Literal[True] | None = key(
         "if true, there must be no flag, no failed case and no launch without a result"
     )
-    reference: tuple[Reference, ...] = Field(
-        default=(), description="expected values of single cases"
-    )
+    reference: tuple[Reference, ...] = key("expected values of single cases", ())
 
     @field_validator("strong_efficiency", "parallel_efficiency", "speedup", mode="before")
     @classmethod

@@ -69,7 +69,6 @@ def predict(
     recommended.
     """
     from lockstep.report.check import checker
-    from lockstep.report.check.checker import check, errors
     from lockstep.report.check.evidence import blocked_text
     from lockstep.report.load.reading import load
     from lockstep.report.predict import predict_record, prediction
@@ -79,8 +78,10 @@ def predict(
     results = load([path])
     checker.say_unread(results)
     series = _choose(results, case)
-    ladder = prediction.ladder_of(series, results.tables.get(series.case, {}), check(results))
-    wrong = errors(ladder.forbidding)
+    ladder = prediction.ladder_of(
+        series, results.tables.get(series.case, {}), checker.check(results)
+    )
+    wrong = checker.errors(ladder.forbidding)
     checker.say_errors(wrong)
     code = 0
     if at is not None:

@@ -93,10 +93,7 @@ def parse(text: str) -> Criterion:
 def recommend(series: Series, criterion: Criterion, samples: float | None = None) -> dict[str, Any]:
     """Return the rule in words, the size that it selects (None if no size meets it), and why.
 
-    Args:
-        series: The measured sizes.
-        criterion: The rule.
-        samples: Samples of a whole run, for a deadline or budget where no run was measured.
+    `samples` are those of a whole run, for a deadline or budget where no run was measured.
 
     Raises:
         ValueError: A deadline or budget is requested, but the time of a run is not known.

@@ -71,7 +71,8 @@ def _send(folder: Path, kind: str = "", uri: str | None = None) -> int:
     """Send a folder's results to a tracker, by default to the folder's own."""
     from lockstep.report.tracker import sending, tracked
 
-    tracker = tracked.tracker_at(kind, uri) if kind else tracked.find_tracker(folder)
+    named = {"kind": kind, "uri": uri}
+    tracker = tracked.validated(named, "--to") if kind else tracked.find_tracker(folder)
     if tracker is None:
         raise ValueError(
             f"{folder} has no tracker; add a table [tracker] to the site file, or run lockstep "

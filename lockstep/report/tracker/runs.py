@@ -110,7 +110,6 @@ def _launch_runs(
     kept = () if status == "RUNNING" else (sources.RESULT, "log.txt")
     slurm, hosts = provenance.get("slurm") or {}, dict.fromkeys(launch.hosts)
     on_gpus = any(device.startswith("cuda") for device in launch.devices)
-    seed = provenance.get("seed")
     run = Run(
         key=f"{experiment}/{name}/{started}", experiment=experiment, name=name, kind="launch",
         status=status, started_ms=started_ms,
@@ -122,7 +121,7 @@ def _launch_runs(
             "slurm_job_id": slurm.get("SLURM_JOB_ID"),
             "node": provenance.get("hostname"),
             "nodes": slurm.get("SLURM_JOB_NODELIST") or ",".join(hosts),
-            "seed": None if seed is None else str(seed),
+            "seed": provenance.get("seed"),
             "gpu_type": ", ".join(provenance.get("device_names") or []) if on_gpus else None,
             "launch": name,
         } | {fact: provenance.get(fact) for fact in SOFTWARE}),
@@ -247,8 +246,7 @@ def _training_runs(
             if row.get(column) is not None
         ]
         steps = launch.path.parent / str(training.get("steps_file") or "")
-        facts = {"case": case, "seed": None if "seed" not in training else str(training["seed"])}
-        facts |= {
+        facts = {"case": case, "seed": training.get("seed")} | {
             f"checkpoint_{name}": path
             for name, path in (training.get("checkpoints") or {}).items()
             if name != "kept"

@@ -128,13 +128,9 @@ def send(
 ) -> Sent:
     """Send a tracker the missing results of a folder, and return the outcome.
 
-    Args:
-        folder: The results folder.
-        tracker: The tracker.
-        timeout_s: How long a request may take.
-        wait_s: How long to wait for another command that sends the same folder.
-        verifies: Also ask MLflow for confirmed runs, which may have been deleted there.
-        until_s: When to begin no further request, in seconds of `time.monotonic`.
+    A request may take `timeout_s`, and another command that sends the same folder is waited for
+    `wait_s`. `verifies` also asks MLflow for confirmed runs, which may have been deleted there.
+    After `until_s`, in seconds of `time.monotonic`, no further request begins.
     """
     tracker = tracker.beside(folder)
     sent = Sent(str(tracker.uri))

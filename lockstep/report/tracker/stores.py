@@ -186,11 +186,10 @@ def prepare(key: str | None, timeout_s: float) -> None:
     if key:
         os.environ["MLFLOW_TRACKING_TOKEN"] = key
     try:
-        import mlflow
+        import mlflow  # noqa: F401
     except ImportError as error:
         why = f"{error}; install it in this environment: pip install '/path/to/checkout[tracker]'"
         raise NotSentError("refused", why) from None
-    assert mlflow
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)
 

@@ -11,15 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import AfterValidator, ValidationError, ValidationInfo, model_validator
 
 from lockstep import content
 from lockstep.core import files, inputs
@@ -163,10 +155,8 @@ def _route(text: str, info: ValidationInfo) -> str:
     return text
 
 
-class Routes(BaseModel):
+class Routes(inputs.Table):
     """Paths of the HTTP interface below its address; `{experiment}` and `{id}` are filled in."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     run: Annotated[str, AfterValidator(_route)] = "/runs"
     metrics: Annotated[str, AfterValidator(_route)] = "/runs/{id}/metrics"
@@ -174,28 +164,22 @@ class Routes(BaseModel):
     status: Annotated[str, AfterValidator(_route)] = "/runs/{id}"
 
 
-class Tracker(BaseModel):
+class Tracker(inputs.Table):
     """The tracker of runs, during and after their measurement."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    kind: Literal["mlflow", "http"] = Field(
-        default="mlflow", description="MLflow, or a plain HTTP interface"
+    kind: Literal["mlflow", "http"] = inputs.key("MLflow, or a plain HTTP interface", "mlflow")
+    uri: Annotated[str, AfterValidator(_address)] | None = inputs.key(
+        f"sqlite:///PATH, or a server's address; by default {DATABASE} beside the results folder"
     )
-    uri: Annotated[str, AfterValidator(_address)] | None = Field(
-        default=None,
-        description=f"sqlite:///PATH, or a server's address; by default {DATABASE} beside the "
-        "results folder",
+    key_variable: str = inputs.key(
+        "name of the environment variable with the server's key, if there is a key",
+        KEY_VARIABLE,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
     )
-    key_variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = Field(
-        default=KEY_VARIABLE,
-        description="name of the environment variable with the server's key, if there is a key",
-    )
-
-    routes: Routes = Field(
-        default=Routes(),
-        description="paths of the server's HTTP interface; {experiment} is the name of the "
-        "experiment, {id} the run_id that the server gave",
+    routes: Routes = inputs.key(
+        "paths of the server's HTTP interface; {experiment} is the name of the experiment, {id} "
+        "the run_id that the server gave",
+        Routes(),
     )
 
     @property
@@ -224,15 +208,6 @@ class Tracker(BaseModel):
         return self
 
 
-def tracker_at(kind: str, uri: str | None) -> Tracker:
-    """Return the tracker that a command's options name.
-
-    Raises:
-        ValueError: The address is not allowed.
-    """
-    return _validated({"kind": kind, "uri": uri}, "--to")
-
-
 def find_tracker(folder: Path) -> Tracker | None:
     """Return the tracker of a results folder; None if none is configured.
 
@@ -249,7 +224,7 @@ def find_tracker(folder: Path) -> Tracker | None:
     for path in filter(Path.is_file, (site, submitted, used)):
         document = inputs.table(site, "tracker") if path is site else read_object(path)
         if table := document.get("tracker") if path is submitted else document:
-            return _validated(table, str(path)).beside(folder)
+            return validated(table, str(path)).beside(folder)
     return None
 
 
@@ -259,7 +234,8 @@ def read_object(path: Path) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _validated(table: Mapping[str, Any], where: str) -> Tracker:
+def validated(table: Mapping[str, Any], where: str) -> Tracker:
+    """Return the tracker of a table, or of options; ValueError if a value is not allowed."""
     try:
         return Tracker.model_validate(table)
     except ValidationError as error:
