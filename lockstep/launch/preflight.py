@@ -13,26 +13,24 @@ import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from lockstep.core import flags, journal
 from lockstep.core.errors import AgreedError, RankError
 from lockstep.core.flags import Flag, flag
 from lockstep.core.processes import steers_torch
 from lockstep.core.record import KEY, MAY_BE_UNKNOWN, pooling_facts
+from lockstep.launch.options import Settings
 from lockstep.machine import nccl_log, network, provenance
 from lockstep.machine.nccl_log import Link, NcclLog
 from lockstep.ranks.control import Control
 from lockstep.ranks.process_group import World
 
-if TYPE_CHECKING:
-    from lockstep.launch.options import Settings
-
 # A larger offset is no delay of an answer: dates of results and of Slurm then disagree.
 MAX_CLOCK_OFFSET_S = 60.0
 
 
-def compare(control: Control, case_ids: Sequence[str], settings: "Settings") -> None:
+def compare(control: Control, case_ids: Sequence[str], settings: Settings) -> None:
     """Refuse ranks with different software, cases or options, and name the first difference."""
     # Paths may differ, because hosts may mount the same folder under different paths.
     options = asdict(settings)
@@ -152,7 +150,7 @@ def launch_flags(facts: dict[str, Any]) -> list[Flag]:
     return sorted(dict.fromkeys(flags), key=str)
 
 
-def resume_facts(world: World, settings: "Settings") -> dict[str, Any]:
+def resume_facts(world: World, settings: Settings) -> dict[str, Any]:
     """Return the facts that must be equal before a session resumes a journal."""
     return {
         "world_size": world.world_size, "num_nodes": world.num_nodes,

@@ -291,7 +291,7 @@ class LaunchSession:
             settled = judge(ends, self._facts())
             if self.writer.broken:
                 settled = settled.ends(EXIT_IO, self.writer.broken)
-            return settled.to_json()
+            return asdict(settled)
 
         # A case is entered before `number` counts it.
         name = f"{self.number + (phase == 'enter')}/{phase}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from lockstep.core.sizes import case_digest, local_batch_of, num_moments
+from lockstep.core.sizes import case_digest, local_batch_of
 
 STEP_DECAY = 0.1
 # Options that must equal those of a resumed run, since its loss would differ otherwise.
@@ -75,11 +75,6 @@ class TrainConfig:
                 f"warmup_epochs={self.warmup_epochs} must be lower than epochs={self.epochs}; "
                 "lower warmup_epochs, or raise epochs"
             )
-
-    @property
-    def num_moments(self) -> int:
-        """Values that the optimizer keeps for each parameter."""
-        return num_moments(self.optimizer, self.momentum)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from lockstep.core.record import (
     Training,
     time_to,
 )
-from lockstep.core.sizes import case_id
+from lockstep.core.sizes import case_id, num_moments
 from lockstep.machine import memory, nvidia, provenance
 from lockstep.measure.harness import Harness
 from lockstep.measure.loading import data
@@ -499,8 +499,9 @@ def _check_memory(
     config: TrainConfig, workload: workloads.Workload, local_batch: int, joined: world.World
 ) -> None:
     """Refuse a model, a batch or synthetic data that does not fit a rank's device or host."""
+    kept = num_moments(config.optimizer, config.momentum)
     on_device = {
-        f"the model {config.workload}": model_bytes(workload, config.num_moments),
+        f"the model {config.workload}": model_bytes(workload, kept),
         f"a batch of {local_batch}": batch_bytes(workload, local_batch),
     }
     on_host = {}
