@@ -231,31 +231,22 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class SlowRank:
-    """The rank that the others wait for.
-
-    Attributes:
-        ratio: Its own step over the median of the other ranks', such as 1.12 for 12 % longer; the
-            geometric mean over turns.
-        interval: Interval of the ratio by Student's t over turns, for all ranks (Bonferroni).
-    """
+    """The rank that the others wait for."""
 
     rank: int
+    # Its own step over the median of the other ranks', such as 1.12 for 12 % longer; the geometric
+    # mean over turns.
     ratio: float
-    interval: Interval
+    interval: Interval  # of the ratio by Student's t over turns, for all ranks (Bonferroni)
 
 
 @dataclass(frozen=True)
 class LateInput:
-    """The rank whose batches come late, while at least half of the others have theirs.
-
-    Attributes:
-        wait_s: Its mean wait for a batch.
-        others_s: The mean of the median wait of the other ranks.
-    """
+    """The rank whose batches come late, while at least half of the others have theirs."""
 
     rank: int
-    wait_s: float
-    others_s: float
+    wait_s: float  # its mean wait for a batch
+    others_s: float  # the mean of the median wait of the other ranks
 
 
 def slow_rank(own_s: Sequence[Sequence[float]]) -> SlowRank | None:
