@@ -444,17 +444,8 @@ def document() -> dict[str, Any]:
 
 def provenance_of(start: Start, threads: int, device: str, seed: int) -> dict[str, Any]:
     """Return a launch's provenance, read on this node; of other nodes only the names are known."""
-    launch = (
-        provenance.git_facts(content.IMPORTABLE_FROM)
-        | provenance.software_facts()
-        | provenance.machine_facts()
-    )
-    launch |= {
-        "lockstep_version": provenance.lockstep_version(), "seed": seed,
-        "command": provenance.hide_secrets(sys.argv), "suite_sha256": provenance.suite_sha256(),
+    launch = provenance.program_facts(seed, sys.argv) | {
         "image_path": None, "image_sha256": os.environ.get("LOCKSTEP_IMAGE_SHA256"),
-        "slurm": provenance.slurm_facts(os.environ),
-        "environment": provenance.environment(os.environ),
     }  # fmt: skip
     before: dict[str, int] = {}
     ranks = []

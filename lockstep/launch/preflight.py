@@ -242,11 +242,8 @@ QUIET = ("", "VERSION", "WARN")
 MAX_LINKS = 4096
 
 
-class Transport(NamedTuple):
-    """NCCL's links from the logs of all ranks: facts for the provenance, and flags."""
-
-    facts: Mapping[str, Any]
-    flags: tuple[Flag, ...]
+# NCCL's links from the logs of all ranks: facts for the provenance, and flags.
+Transport = tuple[Mapping[str, Any], tuple[Flag, ...]]
 
 
 def listen(folder: Path, rank: int, environ: MutableMapping[str, str] = os.environ) -> Path | None:
@@ -270,7 +267,7 @@ def listen(folder: Path, rank: int, environ: MutableMapping[str, str] = os.envir
 def gather(world: World, hosts: Sequence[str], folder: Path | None) -> Transport:
     """Warm up NCCL on all ranks and return its links, empty without NCCL; a collective call."""
     if world.backend != "nccl" or world.world_size == 1 or folder is None:
-        return Transport({}, ())
+        return {}, ()
     import torch
     from torch import distributed
 
@@ -308,4 +305,4 @@ def settle(world: World, hosts: Sequence[str], log: NcclLog) -> Transport:
 
     own = {"log": asdict(log), "fabrics": network.fabrics()}
     settled = world.control.settle_all("transport", own, merge)
-    return Transport(settled["facts"], tuple(map(flags.read, settled["flags"])))
+    return settled["facts"], tuple(map(flags.read, settled["flags"]))

@@ -55,10 +55,6 @@ def meet(device: torch.device, problem: str) -> tuple[World, tuple[str, ...]]:
     """Wait for all ranks of the script; return them and their hosts.
 
     `problem` says why this rank cannot measure; empty if it can.
-
-    Raises:
-        ValueError: A rank cannot measure.
-        RuntimeError: A rank did not call `explain`.
     """
     control = _control()
     late, todo = "did not call lockstep.explain within", "call it on every rank"

@@ -300,18 +300,14 @@ Restore = Callable[[], object]
 
 
 class Snapshot:
-    """A copy of everything reached from a step.
-
-    Attributes:
-        left: Name -> bytes of data too large to copy.
-    """
+    """A copy of everything reached from a step."""
 
     def __init__(self, reached: Reached, ranks_per_node: int = 1) -> None:
         data = [*reached.tensors, *reached.arrays]
         ordered = sorted((_bytes(values), name) for name, values in data)
         sums = accumulate(size for size, _ in ordered)
         most = SHARE * memory.free_bytes(torch.device("cpu"), ranks_per_node)
-        self.left = {
+        self.left = {  # data too large to copy
             name: size for total, (size, name) in zip(sums, ordered, strict=True) if total > most
         }
         kept = [values for name, values in data if name not in self.left]

@@ -216,13 +216,7 @@ class Run:
         return replace(ladder, campaign=set_threads(campaign, before, usable_cores()))
 
     def train(self, *, resume: bool = False, is_quiet: bool = False) -> dict[str, Any]:
-        """Train with ranks on this machine, and return the record of the case.
-
-        Raises:
-            ValueError: The folder holds a run, or a rank refused the options.
-            RuntimeError: A rank failed.
-            SystemExit: The loss is not finite.
-        """
+        """Train with ranks on this machine, and return the record of the case."""
         sys.path.append(str(Path.cwd()))  # ranks (`python -m`) find the user's workload there
         ladder = self.ladder()
         chosen, _ = fit_local_gpus(ladder.campaign)
@@ -299,13 +293,7 @@ def show_epoch(row: Epoch) -> None:
 
 
 def block_of(ladder: Ladder, launch: Launch, outcome: Outcome) -> dict[str, Any]:
-    """Return the record of the case that a launch has measured.
-
-    Raises:
-        ValueError: A rank refused the options.
-        RuntimeError: The case was skipped, or a rank failed.
-        SystemExit: The loss is not finite.
-    """
+    """Return the record of the case that a launch has measured, or raise what its rank raised."""
     log = ladder.results.log_file(launch.name)
     if outcome.failed:
         failed = outcome.failed[-1]
@@ -382,9 +370,7 @@ def compare(
 ) -> list[Check]:
     """Check runs of equal global batch, in ascending world size.
 
-    Args:
-        runs: World size -> the run's `accuracy` at the end, `step_losses` and `parameters_equal`.
-        min_accuracy: Validation accuracy to reach; None for no limit.
+    Each has its `accuracy` at the end, `step_losses` and `parameters_equal`.
     """
     baseline = runs[min(runs)]["step_losses"]
     checks = []

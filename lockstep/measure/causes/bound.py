@@ -43,11 +43,7 @@ class Buckets:
     def exposed_s(self, reduce_s: Array) -> Array:
         """Return the part of each bucket's all-reduce after the end of the backward.
 
-        Args:
-            reduce_s: Seconds that the all-reduce of all buckets takes alone, shape (...).
-
-        Returns:
-            Seconds, shape (..., num_buckets).
+        That of all buckets alone takes `reduce_s`, shape (...); the parts are (..., num_buckets).
         """
         whole = sum(self.num_bytes)
         finish = np.full(np.shape(reduce_s), -np.inf)

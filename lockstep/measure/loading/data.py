@@ -122,11 +122,7 @@ class MemmapImages(ImageDataset):
 
 
 def write_memmap(folder: Path, num_images: int, shape: tuple[int, int, int] = (3, 32, 32)) -> Path:
-    """Write generated images for `MemmapImages`, once; return the folder.
-
-    Raises:
-        ValueError: The folder already contains images of another number or shape.
-    """
+    """Write generated images for `MemmapImages`, once; return the folder."""
     with lock_folder(folder):
         if not (folder / "labels.npy").exists():
             with staging(folder) as stage:

@@ -99,10 +99,7 @@ def skip_unless_supported(harness: Harness, precision: str) -> None:
 class WorkloadStep:
     """A training step of a workload on a batch of its own; calling it runs one update.
 
-    Attributes:
-        ddp: The wrapped model.
-        samples: Samples of this rank in one step.
-        refused: Batches that did not fit memory, as a record keeps them.
+    `refused` are batches that did not fit memory, as a record keeps them.
     """
 
     def __init__(
@@ -365,10 +362,6 @@ def add_advice(local_batch: int, config: StepConfig, *, is_strong: bool) -> Iter
     """Add advice to the error of a rank without memory for a step.
 
     With `is_strong` the user chose the batch of all ranks.
-
-    Raises:
-        RuntimeError: A rank ran out of memory.
-        ValueError: A rank would run out of memory.
     """
     try:
         yield

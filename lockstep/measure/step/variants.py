@@ -192,12 +192,8 @@ def reduce_buckets(ddp: Any) -> Step:
 def bucket_leads(ddp: Any, own: Step) -> list[float]:
     """Return how long before the end of the backward each bucket has all of its gradients.
 
-    Args:
-        ddp: The model; DDP settles on its buckets in the first three steps.
-        own: The step without gradient synchronisation, which has run before.
-
-    Returns:
-        Seconds, shape (num_buckets,), in the order in which buckets are reduced; median of steps.
+    The seconds, medians of steps, come in the order in which buckets are reduced. DDP settles on
+    its buckets in its first three steps; `own`, without gradient synchronisation, has run before.
     """
     from lockstep.measure.step.train_step import bucket_bytes
 
