@@ -62,8 +62,6 @@ FULL, RESIDENT, OWN, HALF, REDUCE = "full", "resident", "own", "half", "reduce"
 RUNNING, DRAW = "running", "draw"
 # Lower limit of a mean wait, so that no division is by 0.
 TINY_S = 1e-12
-# The causes that add up to the step.
-PARTS = ("own", "imbalance", "contention", "exposed", "ddp", "input")
 # A turn is set apart above this multiple of its variant's lower quartile. It then adds as much as a
 # cause must take to be the bottleneck (`bound.BOUND`).
 RARE = 1.25
