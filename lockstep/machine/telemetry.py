@@ -312,11 +312,9 @@ def sampling(device: "torch.device", is_wanted: bool) -> Iterator[Telemetry]:
 
 
 def columns(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the facts of all ranks by name; those of a rank without samples are empty.
+    """Return name -> a value per rank for `TOTALS`, else `mean`, `least` and `most` of each rank.
 
-    Returns:
-        Name -> a value (or None) per rank for `TOTALS`; else `mean`, `least` and `most`, each with
-        a value per rank.
+    A value that a rank lacks is None.
     """
     facts: dict[str, Any] = {}
     for name in dict.fromkeys(name for rank in ranks for name in rank):

@@ -512,9 +512,6 @@ class Harness:
             own: Further JSON values of this rank for `conclude`.
             conclude: Called on rank 0 with the parts of all ranks.
             facts: Further fields of `CaseRecord`; flags add to those of the launch.
-
-        Raises:
-            ValueError: The case has already handed over a measurement.
         """
         if self.case.measured_by is self.benchmark:
             raise ValueError(

@@ -195,11 +195,7 @@ class Trainer:
         self._num_restored = len(self.step_losses)
 
     def train(self) -> None:
-        """Train the epochs that are missing.
-
-        Raises:
-            RankError: The ranks end with unequal parameters.
-        """
+        """Train the epochs that are missing."""
         first = len(self.rows)
         if self.world.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)

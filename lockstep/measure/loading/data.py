@@ -60,9 +60,6 @@ class ImageDataset(Dataset[tuple[torch.Tensor, int]]):
         shape: Shape of an item; by default the image's own. (C*H*W,) flattens it; three channels
             repeat a grey image.
         augment: Crop a shifted window from the padded image, and mirror every other image.
-
-    Raises:
-        ValueError: The images cannot have that shape.
     """
 
     def __init__(

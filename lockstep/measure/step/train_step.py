@@ -53,7 +53,6 @@ class StepConfig:
     activation_checkpointing: bool = False  # compute each block again in the backward
 
     def __post_init__(self) -> None:
-        """Refuse an unknown precision or strategy, and numbers out of range."""
         if self.precision not in PRECISIONS:
             raise ValueError(
                 f"there is no precision {self.precision!r}; choose from {', '.join(PRECISIONS)}"
@@ -126,9 +125,6 @@ class TrainStep:
 
         Returns:
             The mean loss of this rank's batch before the update, a scalar on the device.
-
-        Raises:
-            ValueError: The local batch does not split into equal micro-batches.
         """
         if self._own_step:
             return self._own_step(self, (inputs, targets))
@@ -207,9 +203,6 @@ def wrap(model: nn.Module, config: "StepConfig", device: torch.device, own: Work
     """Return a model whose backward synchronises gradients by the strategy.
 
     For DDP the model is on the device already; FSDP moves it there block by block.
-
-    Raises:
-        ValueError: The strategy lacks a setting, or checkpointing finds no block of the model.
     """
     if reason := find_unsuited(config, own):
         raise ValueError(reason)

@@ -93,10 +93,7 @@ def time_in_turns(
     """Return this rank's seconds per step in each turn of each variant; a collective call.
 
     Names, plan and seed (of the order) are equal on all ranks, as each turn begins with a barrier.
-
-    Returns:
-        Variant -> seconds, shape (plan.blocks,); `running` is `own` without waits for a core, if
-        these are known.
+    `running` is `own` without waits for a core, if these are known.
     """
     for step in variants.values():
         step()  # the first step after another variant allocates memory
