@@ -113,7 +113,7 @@ def test_a_phase_comes_to_what_its_worst_rank_does(given, outcome, code, words):
         settled = judge(given, facts)
         assert (settled.outcome, settled.code) == (outcome, code)
         assert settled.reason.startswith(words)
-        assert Verdict.from_json(json.loads(json.dumps(settled.to_json()))) == settled
+        assert Verdict.from_json(json.loads(json.dumps(asdict(settled)))) == settled
 
 
 def test_set_up_finds_the_least_room_and_ranks_that_run_another_case_after_all():

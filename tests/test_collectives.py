@@ -23,7 +23,7 @@ WRONG = {"sum": "root", "root": "sum", "ranks": "sum"}
 def is_right(collective):
     return collectives._is_right(harness, collective, torch.zeros(8), torch.zeros(4))
 
-table = collectives._table()
+table = collectives.TABLE
 found = {
     name: [is_right(chosen), is_right(replace(chosen, expected=WRONG[chosen.expected]))]
     for name, chosen in table.items()

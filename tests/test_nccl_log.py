@@ -200,12 +200,13 @@ def test_a_launch_keeps_its_links_and_what_is_against_them(monkeypatch, capsys, 
     monkeypatch.setattr(network, "infiniband_ports", lambda _classes: [port])
     control = SimpleNamespace(settle_all=lambda name, own, judge: judge([own, own]))
     world = SimpleNamespace(rank=0, control=control)
-    found = preflight.settle(world, ["n1", "n3", "n2"], nccl_log.parse(V2_19 + V2_27[-60:]))
-    assert found.facts["transports"] == {"NET/Socket": 1, "SHM": 1}
-    assert found.facts["links"] == [[0, 1, "SHM"], [1, 2, "NET/Socket"]]
-    assert [flag.kind for flag in found.flags] == kinds
+    log = nccl_log.parse(V2_19 + V2_27[-60:])
+    facts, flags = preflight.settle(world, ["n1", "n3", "n2"], log)
+    assert facts["transports"] == {"NET/Socket": 1, "SHM": 1}
+    assert facts["links"] == [[0, 1, "SHM"], [1, 2, "NET/Socket"]]
+    assert [flag.kind for flag in flags] == kinds
     assert "a path was" in capsys.readouterr().err
-    assert preflight.settle(world, ["n1"], NcclLog()) == preflight.Transport({}, ())
+    assert preflight.settle(world, ["n1"], NcclLog()) == ({}, ())
 
 
 def test_slingshot_s_adapters_are_a_fabric(tmp_path):

@@ -74,9 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="lockstep.campaign.floor", description=main.__doc__)
     parser.add_argument("launches", type=Path, help="folder of the campaign's launches")
     parser.add_argument("world_size", type=int, help="world size to measure next")
-    parser.add_argument(
-        "floor", type=float, help="smallest parallel efficiency allowed, as a fraction"
-    )
+    parser.add_argument("floor", type=float, help="until_efficiency of the campaign")
     options = parser.parse_args(arguments)
     try:
         smaller = find_missed(options.launches, options.world_size, options.floor)

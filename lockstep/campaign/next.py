@@ -223,15 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print what follows a session under srun: lines with kind, words for people, and options."""
     parser = argparse.ArgumentParser(prog="lockstep.campaign.next", description=main.__doc__)
     parser.add_argument("folder", type=Path, help="folder of the launch")
-    parser.add_argument(
-        "--num-lines", type=int, required=True, help="number of lines in the journal at the start"
-    )
-    parser.add_argument(
-        "--num-log-bytes", type=int, required=True, help="number of bytes in the log at the start"
-    )
-    parser.add_argument(
-        "--began", type=int, required=True, help="modification time of the log at the start"
-    )
+    for name in ("--num-lines", "--num-log-bytes", "--began"):  # of the `Mark` before the session
+        parser.add_argument(name, type=int, required=True)
     parser.add_argument("--exit-code", type=int, required=True, help="exit code of srun")
     parser.add_argument("--stop-file", type=Path, required=True)
     options = parser.parse_args(arguments)

@@ -438,17 +438,8 @@ def document() -> dict[str, Any]:
 
 def provenance_of(start: Start, threads: int, device: str, seed: int) -> dict[str, Any]:
     """Return a launch's provenance, read on this node; of other nodes only the names are known."""
-    launch = (
-        provenance.git_facts(content.IMPORTABLE_FROM)
-        | provenance.software_facts()
-        | provenance.machine_facts()
-    )
-    launch |= {
-        "lockstep_version": provenance.lockstep_version(), "seed": seed,
-        "command": provenance.hide_secrets(sys.argv), "suite_sha256": provenance.suite_sha256(),
+    launch = provenance.program_facts(seed, sys.argv) | {
         "image_path": None, "image_sha256": os.environ.get("LOCKSTEP_IMAGE_SHA256"),
-        "slurm": provenance.slurm_facts(os.environ),
-        "environment": provenance.environment(os.environ),
     }  # fmt: skip
     before: dict[str, int] = {}
     ranks = []
@@ -613,38 +604,25 @@ class Driver:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lockstep.campaign.program", allow_abbrev=False)
-    parser.add_argument(
-        "--table",
-        type=json.loads,
-        required=True,
-        help="tables of the command and the factors, as JSON",
-    )
+    parser.add_argument("--table", type=json.loads, required=True, help="see `common_options`")
     parser.add_argument("--world-size", type=int, required=True, help="number of ranks")
-    parser.add_argument(
-        "--journal", type=Path, required=True, help="file that keeps finished cases"
-    )
     parser.add_argument("--under", action="append", default=[], help="one word of the srun command")
     parser.add_argument(
         "--inside", action="append", default=[], help="one word to put before the program"
     )
-    parser.add_argument(
-        "--label",
-        action="append",
-        default=[],
-        help="fact to record with the results, as NAME=VALUE",
-    )
-    parser.add_argument("--device", default="cpu", help="device that the program uses")
-    parser.add_argument("--size", help="name of the size")
+    # What follows is as in launch/options.py.
+    parser.add_argument("--journal", type=Path, required=True)
+    parser.add_argument("--label", action="append", default=[])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--size")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--order-seed", type=int, help="random seed of the order of cases")
+    parser.add_argument("--order-seed", type=int)
     parser.add_argument("--threads-per-rank", type=int, default=1)
-    parser.add_argument("--part", help="K/N to measure only the K-th of N parts of the cases")
-    parser.add_argument(
-        "--stop-file", type=Path, help="end before the next case if this file exists"
-    )
+    parser.add_argument("--part")
+    parser.add_argument("--stop-file", type=Path)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--skip-failed", action="store_true")
-    parser.add_argument("--after", default="", help="why the previous session ended")
+    parser.add_argument("--after", default="")
     return parser
 
 

@@ -128,11 +128,9 @@ def in_words(seconds: float | None, digits: int = 3) -> str:
 
 def about(seconds: float) -> str:
     """Return an estimated duration: whole minutes from two minutes on, else two digits."""
-    return (
-        f"about {round(seconds / 60)} min"
-        if 120 <= seconds < 7200
-        else (f"about {in_words(seconds, 2)}")
-    )
+    if 120 <= seconds < 7200:
+        return f"about {round(seconds / 60)} min"
+    return f"about {in_words(seconds, 2)}"
 
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")

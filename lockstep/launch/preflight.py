@@ -13,26 +13,24 @@ import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from lockstep.core import flags, journal
 from lockstep.core.errors import AgreedError, RankError
 from lockstep.core.flags import Flag, flag
 from lockstep.core.processes import steers_torch
 from lockstep.core.record import KEY, MAY_BE_UNKNOWN, pooling_facts
+from lockstep.launch.options import Settings
 from lockstep.machine import nccl_log, network, provenance
 from lockstep.machine.nccl_log import Link, NcclLog
 from lockstep.ranks.control import Control
 from lockstep.ranks.process_group import World
 
-if TYPE_CHECKING:
-    from lockstep.launch.options import Settings
-
 # A larger offset is no delay of an answer: dates of results and of Slurm then disagree.
 MAX_CLOCK_OFFSET_S = 60.0
 
 
-def compare(control: Control, case_ids: Sequence[str], settings: "Settings") -> None:
+def compare(control: Control, case_ids: Sequence[str], settings: Settings) -> None:
     """Refuse ranks with different software, cases or options, and name the first difference."""
     # Paths may differ, because hosts may mount the same folder under different paths.
     options = asdict(settings)
@@ -152,7 +150,7 @@ def launch_flags(facts: dict[str, Any]) -> list[Flag]:
     return sorted(dict.fromkeys(flags), key=str)
 
 
-def resume_facts(world: World, settings: "Settings") -> dict[str, Any]:
+def resume_facts(world: World, settings: Settings) -> dict[str, Any]:
     """Return the facts that must be equal before a session resumes a journal."""
     return {
         "world_size": world.world_size, "num_nodes": world.num_nodes,
@@ -244,11 +242,8 @@ QUIET = ("", "VERSION", "WARN")
 MAX_LINKS = 4096
 
 
-class Transport(NamedTuple):
-    """NCCL's links from the logs of all ranks: facts for the provenance, and flags."""
-
-    facts: Mapping[str, Any]
-    flags: tuple[Flag, ...]
+# NCCL's links from the logs of all ranks: facts for the provenance, and flags.
+Transport = tuple[Mapping[str, Any], tuple[Flag, ...]]
 
 
 def listen(folder: Path, rank: int, environ: MutableMapping[str, str] = os.environ) -> Path | None:
@@ -272,7 +267,7 @@ def listen(folder: Path, rank: int, environ: MutableMapping[str, str] = os.envir
 def gather(world: World, hosts: Sequence[str], folder: Path | None) -> Transport:
     """Warm up NCCL on all ranks and return its links, empty without NCCL; a collective call."""
     if world.backend != "nccl" or world.world_size == 1 or folder is None:
-        return Transport({}, ())
+        return {}, ()
     import torch
     from torch import distributed
 
@@ -310,4 +305,4 @@ def settle(world: World, hosts: Sequence[str], log: NcclLog) -> Transport:
 
     own = {"log": asdict(log), "fabrics": network.fabrics()}
     settled = world.control.settle_all("transport", own, merge)
-    return Transport(settled["facts"], tuple(map(flags.read, settled["flags"])))
+    return settled["facts"], tuple(map(flags.read, settled["flags"]))

@@ -124,9 +124,10 @@ class LaunchSession:
             self.watchdog = Watchdog(stacks)
             self.watchdog.arm(self.patience_s)
         hosts = [rank["host"] for rank in self.provenance["ranks"]]
-        transport = preflight.gather(self.world, hosts, stacks.parent.parent if stacks else None)
-        self.provenance |= {"transport": transport.facts or None}
-        self.flags += transport.flags
+        folder = stacks.parent.parent if stacks else None
+        transport, flags = preflight.gather(self.world, hosts, folder)
+        self.provenance |= {"transport": transport or None}
+        self.flags += flags
         before = preflight.Before({}, None)
         if settings.resume and settings.journal_path:
             facts = preflight.resume_facts(self.world, settings)
@@ -291,7 +292,7 @@ class LaunchSession:
             settled = judge(ends, self._facts())
             if self.writer.broken:
                 settled = settled.ends(EXIT_IO, self.writer.broken)
-            return settled.to_json()
+            return asdict(settled)
 
         # A case is entered before `number` counts it.
         name = f"{self.number + (phase == 'enter')}/{phase}"

@@ -4,7 +4,7 @@ import errno
 import os
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -161,9 +161,6 @@ class Verdict:
     room: Room | None = None  # memory that every rank may still use, after set-up
     needs_group: bool = False  # whether a rank lost the process group although it passed
     causes: tuple[FailureCause, ...] = ()  # the most likely first
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> Self:

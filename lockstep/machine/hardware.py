@@ -13,39 +13,27 @@ from lockstep.core.metrics import TERA
 
 @dataclass(frozen=True)
 class Device:
-    """One row of the table; what is not on a sheet is None.
+    """One row of the table; what is not on a sheet is None."""
 
-    Attributes:
-        name: The name in the datasheet.
-        pattern: Matches the whole of `torch.cuda.get_device_name()`, so that variants with other
-            clocks or fewer units do not match.
-        peak_flop_per_s: Dense peak in FLOP/s by precision; absent if not in hardware.
-        source: The document of the peaks.
-        tdp_w: The board's maximum thermal design power.
-        board_source: The document of memory, power and link.
-        num_sms: Streaming multiprocessors; on AMD's GPUs, compute units.
-        link_gb_per_s: One direction of what joins the GPUs of a node, half of the sum on the sheet:
-            all links of NVLink together, or PCIe on a board without NVLink.
-    """
-
-    name: str
+    name: str  # in the datasheet
+    # Matches the whole of `torch.cuda.get_device_name()`, so that variants with other clocks or
+    # fewer units do not match.
     pattern: str
-    peak_flop_per_s: Mapping[str, float]
-    source: str
+    peak_flop_per_s: Mapping[str, float]  # dense peak by precision; absent if not in hardware
+    source: str  # the document of the peaks
     memory_gb: float | None = None
     memory_gb_per_s: float | None = None
-    tdp_w: float | None = None
-    board_source: str = ""
-    num_sms: int | None = None
+    tdp_w: float | None = None  # the board's maximum thermal design power
+    board_source: str = ""  # the document of memory, power and link
+    num_sms: int | None = None  # streaming multiprocessors; on AMD's GPUs, compute units
+    # One direction of what joins the GPUs of a node, half of the sum on the sheet: all links of
+    # NVLink together, or PCIe on a board without NVLink.
     link_gb_per_s: float | None = None
 
 
-def _peaks(
-    fp32: float, tf32: float | None = None, bf16: float | None = None, fp16: float | None = None
-) -> dict[str, float]:
+def _peaks(**printed: float) -> dict[str, float]:
     """Return FLOP/s by precision from TFLOP/s as printed on a datasheet."""
-    printed = {"fp32": fp32, "tf32": tf32, "bf16": bf16, "fp16": fp16}
-    return {precision: rate * TERA for precision, rate in printed.items() if rate is not None}
+    return {precision: rate * TERA for precision, rate in printed.items()}
 
 
 _A100_PEAKS = _peaks(fp32=19.5, tf32=156, bf16=312, fp16=312)
@@ -64,8 +52,6 @@ _MI250X_SHEET = "AMD Instinct MI200 series datasheet, half of an MI250X, for one
 # (https://www.nvidia.com/en-us/data-center/nvlink/). A PCIe board that takes an NVLink bridge has
 # an unknown link. Rates of InfiniBand and Ethernet are the kernel's (`network.wire_gb_per_s`).
 
-# Name, pattern, peaks and their source; memory in GB, its GB/s, the TDP in W and their source;
-# multiprocessors; GB/s of the link.
 DEVICES = (
     Device("V100 SXM2 16 GB", r"(NVIDIA |Tesla )?V100-SXM2-16GB", _peaks(fp32=15.7, fp16=125),
            _V100_SHEET, 16, 900, 300, _V100_BOARD, 80, 150),

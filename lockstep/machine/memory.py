@@ -67,15 +67,10 @@ class Room:
 
 @dataclass(frozen=True)
 class Peak:
-    """The peak memory of a rank since the last reset.
+    """The peak memory of a rank since the last reset."""
 
-    Attributes:
-        used_bytes: Bytes of tensors on a GPU, resident bytes on a CPU; None if unknown.
-        reserved_bytes: Reserved by PyTorch's allocator on a GPU; None on a CPU.
-    """
-
-    used_bytes: int | None
-    reserved_bytes: int | None = None
+    used_bytes: int | None  # of tensors on a GPU, resident on a CPU; None if unknown
+    reserved_bytes: int | None = None  # by PyTorch's allocator on a GPU; None on a CPU
 
 
 def least_room(free_bytes: Sequence[int], hosts: Sequence[str]) -> Room:
@@ -84,11 +79,7 @@ def least_room(free_bytes: Sequence[int], hosts: Sequence[str]) -> Room:
 
 
 def refuse_beyond(room: Room, needed: Mapping[str, int], device: "torch.device") -> None:
-    """Refuse, on all ranks, a case that does not fit `room`; `needed` is purpose -> bytes.
-
-    Raises:
-        NoRoomError: The case does not fit.
-    """
+    """Raise NoRoomError for a case that does not fit `room`; `needed` is purpose -> bytes."""
     if sum(needed.values()) > room.free_bytes:
         parts = " and ".join(f"{size / GIB:.1f} GiB for {what}" for what, size in needed.items())
         left = f"{room.free_bytes / GIB:.1f} GiB"

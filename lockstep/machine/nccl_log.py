@@ -59,36 +59,24 @@ _CAUSES = {
 
 @dataclass(frozen=True, order=True)
 class Link:
-    """The transport from one rank to another.
-
-    Attributes:
-        transport: Without channel and device: `P2P/CUMEM`, `SHM`, `NET/IB/GDRDMA`, `NET/Socket`.
-    """
+    """The transport from one rank to another."""
 
     source: int
     target: int
+    # Without channel and device: `P2P/CUMEM`, `SHM`, `NET/IB/GDRDMA`, `NET/Socket`.
     transport: str
 
 
 @dataclass(frozen=True)
 class NcclLog:
-    """What NCCL logged as it started.
+    """What NCCL logged as it started."""
 
-    Attributes:
-        version: NCCL's version, such as `2.27.5+cuda12.9`; None if no line contains it.
-        networks: Networks between nodes, such as `IB`, `Socket` or `AWS Libfabric`.
-        adapters: Names of InfiniBand ports, such as `mlx5_0:1/IB`, and providers of libfabric.
-        links: Every pair of ranks with each transport between them, once.
-        warnings: NCCL's warnings, shortened.
-        settings: A user's settings, such as `NCCL_IB_DISABLE=1`.
-    """
-
-    version: str | None = None
-    networks: tuple[str, ...] = ()
-    adapters: tuple[str, ...] = ()
-    links: tuple[Link, ...] = ()
-    warnings: tuple[str, ...] = ()
-    settings: tuple[str, ...] = ()
+    version: str | None = None  # such as `2.27.5+cuda12.9`; None if no line contains it
+    networks: tuple[str, ...] = ()  # between nodes, such as `IB`, `Socket` or `AWS Libfabric`
+    adapters: tuple[str, ...] = ()  # InfiniBand ports, `mlx5_0:1/IB`, and providers of libfabric
+    links: tuple[Link, ...] = ()  # every pair of ranks with each transport between them, once
+    warnings: tuple[str, ...] = ()  # shortened
+    settings: tuple[str, ...] = ()  # of a user, such as `NCCL_IB_DISABLE=1`
 
     @property
     def transports(self) -> dict[str, int]:

@@ -43,37 +43,23 @@ ARPHRD_INFINIBAND = "32"  # include/uapi/linux/if_arp.h
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface.
-
-    Attributes:
-        speed_gbit_per_s: Rate of its link; None if the kernel has none.
-        is_down: Whether the kernel reports it as down.
-        is_hardware: Whether it is a device, or a bond of devices.
-    """
+    """A network interface."""
 
     name: str
-    speed_gbit_per_s: float | None
+    speed_gbit_per_s: float | None  # rate of its link; None if the kernel has none
     is_down: bool
-    is_hardware: bool
+    is_hardware: bool  # whether it is a device, or a bond of devices
 
 
 @dataclass(frozen=True)
 class Port:
-    """A port of an InfiniBand device; its link layer is Ethernet for RoCE.
+    """A port of an InfiniBand device; state, rate and link layer are None if unknown."""
 
-    Attributes:
-        device: The device's name, such as `mlx5_0`.
-        port: The port's number.
-        state: State such as `4: ACTIVE`; state, rate and link layer are None if unknown.
-        rate: Rate such as `200 Gb/sec (4X HDR)`.
-        link_layer: `InfiniBand` or `Ethernet`.
-    """
-
-    device: str
-    port: str
-    state: str | None
-    rate: str | None
-    link_layer: str | None
+    device: str  # name, such as `mlx5_0`
+    port: str  # number
+    state: str | None  # such as `4: ACTIVE`
+    rate: str | None  # such as `200 Gb/sec (4X HDR)`
+    link_layer: str | None  # `InfiniBand`, or `Ethernet` for RoCE
 
     @property
     def is_active(self) -> bool:

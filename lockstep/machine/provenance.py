@@ -86,17 +86,25 @@ def suite_sha256() -> str:
 def launch_facts(seed: int, command: Sequence[str], project: Path | None = None) -> dict[str, Any]:
     """Return the facts of the launch on rank 0; `project` is the user's test or workload file."""
     return (
-        {"lockstep_version": lockstep_version(), "seed": seed, "command": hide_secrets(command)}
-        | git_facts(content.IMPORTABLE_FROM)
+        program_facts(seed, command)
         | project_facts(project)
-        | software_facts()
         | torch_facts()
-        | machine_facts()
         | nvidia.links()
         | image_facts(os.environ)
-        | {"suite_sha256": suite_sha256(), "launcher": launcher(os.environ)}
-        | {"slurm": slurm_facts(os.environ), "environment": environment(os.environ)}
+        | {"launcher": launcher(os.environ)}
         | {"dropped_environment": os.environ.get("LOCKSTEP_DROPPED", "").split()}
+    )
+
+
+def program_facts(seed: int, command: Sequence[str]) -> dict[str, Any]:
+    """Return the facts of a launch that need neither torch nor an image."""
+    return (
+        {"lockstep_version": lockstep_version(), "seed": seed, "command": hide_secrets(command)}
+        | git_facts(content.IMPORTABLE_FROM)
+        | software_facts()
+        | machine_facts()
+        | {"suite_sha256": suite_sha256()}
+        | {"slurm": slurm_facts(os.environ), "environment": environment(os.environ)}
     )
 
 

@@ -71,17 +71,12 @@ def file_of(journal_path: Path, rank: int) -> Path:
 
 @dataclass
 class Timeline:
-    """Samples that are a second or more apart.
+    """Samples that are a second or more apart."""
 
-    Attributes:
-        gauges: Names of the sampled quantities, which are the file's columns.
-        rows: (seconds since 1970, name -> value) of each sample.
-        every_s: Least time between two rows.
-    """
-
-    gauges: Sequence[str]
+    gauges: Sequence[str]  # names of the sampled quantities, which are the file's columns
+    # (seconds since 1970, name -> value) of each sample.
     rows: list[tuple[float, Mapping[str, float]]] = field(default_factory=list)
-    every_s: float = EVERY_S
+    every_s: float = EVERY_S  # least time between two rows
 
     def add(self, time_s: float, sample: Mapping[str, float]) -> None:
         """Add a sample, unless the last row is too recent."""
@@ -234,18 +229,12 @@ class AmdGauges:
 
 @dataclass
 class Telemetry:
-    """Samples taken inside its `with` blocks, which add up.
-
-    Attributes:
-        interval_s: Time between two samples.
-        samples: Name -> values.
-        grown: Name -> increase of a quantity that only grows.
-    """
+    """Samples taken inside its `with` blocks, which add up."""
 
     sources: Sequence[Host | nvidia.Gauges | AmdGauges]
-    interval_s: float = INTERVAL_S
-    samples: dict[str, list[float]] = field(default_factory=dict)
-    grown: Numbers = field(default_factory=dict)
+    interval_s: float = INTERVAL_S  # between two samples
+    samples: dict[str, list[float]] = field(default_factory=dict)  # name -> values
+    grown: Numbers = field(default_factory=dict)  # name -> increase of what only grows
     timeline: Timeline = field(init=False)
     _begun: Numbers = field(default_factory=dict)
     _over: threading.Event = field(default_factory=threading.Event)
@@ -323,11 +312,9 @@ def sampling(device: "torch.device", is_wanted: bool) -> Iterator[Telemetry]:
 
 
 def columns(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the facts of all ranks by name; those of a rank without samples are empty.
+    """Return name -> a value per rank for `TOTALS`, else `mean`, `least` and `most` of each rank.
 
-    Returns:
-        Name -> a value (or None) per rank for `TOTALS`; else `mean`, `least` and `most`, each with
-        a value per rank.
+    A value that a rank lacks is None.
     """
     facts: dict[str, Any] = {}
     for name in dict.fromkeys(name for rank in ranks for name in rank):

@@ -6,33 +6,29 @@ reduce; the gathered buffer of all-gather; the input of reduce-scatter.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
 
 from lockstep.core import metrics
 from lockstep.measure.harness import Harness, Part, step_s
-
-if TYPE_CHECKING:
-    import torch
 
 ITEM_BYTES = 4  # float32
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective: its call, and the value it must return.
+    """One collective: its call, and the value it must return."""
 
-    Attributes:
-        call: Function of the whole buffer (S bytes) and this rank's part of it.
-        result: The buffer with the result: "whole" or "part".
-        expected: The result if rank r contributes r + 1: "sum" of all values, "root" for the
-            value of rank 0, "ranks" for the values of all ranks in order.
-        root_only: Whether only rank 0 receives the result.
-    """
-
-    call: "Callable[[torch.Tensor, torch.Tensor], object]"
-    result: str
+    # Function of the whole buffer (S bytes) and this rank's part of it.
+    call: Callable[[torch.Tensor, torch.Tensor], object]
+    result: str  # the buffer with the result: "whole" or "part"
+    # The result if rank r contributes r + 1: "sum" of all values, "root" for the value of rank 0,
+    # "ranks" for the values of all ranks in order.
     expected: str
-    root_only: bool = False
+    root_only: bool = False  # whether only rank 0 receives the result
 
     def expected_values(self, world_size: int) -> list[float]:
         """Return the values of the result's equal parts."""
@@ -40,32 +36,22 @@ class Collective:
         return {"sum": [sum(values)], "root": values[:1], "ranks": values}[self.expected]
 
 
-def _table() -> dict[str, Collective]:
-    from torch import distributed as dist
-
-    return {
-        "all_reduce": Collective(lambda whole, _: dist.all_reduce(whole), "whole", "sum"),
-        "broadcast": Collective(lambda whole, _: dist.broadcast(whole, 0), "whole", "root"),
-        "reduce": Collective(lambda whole, _: dist.reduce(whole, 0), "whole", "sum", True),
-        "all_gather": Collective(dist.all_gather_into_tensor, "whole", "ranks"),
-        "reduce_scatter": Collective(
-            lambda whole, part: dist.reduce_scatter_tensor(part, whole), "part", "sum"
-        ),
-    }
+TABLE = {
+    "all_reduce": Collective(lambda whole, _: dist.all_reduce(whole), "whole", "sum"),
+    "broadcast": Collective(lambda whole, _: dist.broadcast(whole, 0), "whole", "root"),
+    "reduce": Collective(lambda whole, _: dist.reduce(whole, 0), "whole", "sum", True),
+    "all_gather": Collective(
+        lambda whole, part: dist.all_gather_into_tensor(whole, part), "whole", "ranks"
+    ),
+    "reduce_scatter": Collective(
+        lambda whole, part: dist.reduce_scatter_tensor(part, whole), "part", "sum"
+    ),
+}
 
 
 def measure_collective(harness: Harness, *, collective: str, message_bytes: int) -> None:
-    """Time one collective at one message size; a call begins as soon as the last has ended.
-
-    Raises:
-        RuntimeError: The result of the collective is wrong.
-    """
-    import pytest
-    import torch
-
-    table = _table()
-    chosen = table[collective]
-    n = harness.world.world_size
+    """Time one collective at one message size; a call begins as soon as the last has ended."""
+    chosen, n = TABLE[collective], harness.world.world_size
     if n == 1:
         pytest.skip(
             "a collective needs at least two ranks, because one rank sends nothing over a link"
@@ -122,7 +108,7 @@ def _bandwidth(
 
 
 def _is_right(
-    harness: Harness, chosen: Collective, whole: "torch.Tensor", part: "torch.Tensor"
+    harness: Harness, chosen: Collective, whole: torch.Tensor, part: torch.Tensor
 ) -> bool:
     """Run the collective once on known values, and return whether this rank's result is right."""
     rank, n = harness.world.rank, harness.world.world_size

@@ -55,10 +55,6 @@ def meet(device: torch.device, problem: str) -> tuple[World, tuple[str, ...]]:
     """Wait for all ranks of the script; return them and their hosts.
 
     `problem` says why this rank cannot measure; empty if it can.
-
-    Raises:
-        ValueError: A rank cannot measure.
-        RuntimeError: A rank did not call `explain`.
     """
     control = _control()
     late, todo = "did not call lockstep.explain within", "call it on every rank"
@@ -110,29 +106,19 @@ NEXT: dict[Kind, str] = NEXT_OWN | {
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank measured, in JSON values.
+    """What one rank measured, in JSON values."""
 
-    Attributes:
-        turns: Variant -> seconds of a step in each turn, shape (num_turns,).
-        bucket_lead_s: How long before the end of the backward each bucket is ready.
-        bucket_bytes: Bytes of each bucket, in the order in which they are reduced.
-        collectives: Collectives in a step without gradient synchronisation, see `variants.waits`.
-        num_steps: Steps run in all.
-        order_seed: Seed of the order of the turns; drawn anew in each run.
-        again: Number of turns from one restoration of the step's state to the next.
-        drawn: Names of iterators that the step may have advanced.
-        samples: Samples of one step, if known.
-    """
-
-    turns: dict[str, list[float]]
+    turns: dict[str, list[float]]  # variant -> seconds of a step in each turn, shape (num_turns,)
+    # How long before the end of the backward each bucket is ready, and its bytes, in the order in
+    # which buckets are reduced.
     bucket_lead_s: list[float] = field(default_factory=list)
     bucket_bytes: list[int] = field(default_factory=list)
-    collectives: int = 0
-    num_steps: int = 0
-    order_seed: int = 0
-    again: int | None = None
-    drawn: list[str] = field(default_factory=list)
-    samples: int | None = None
+    collectives: int = 0  # in a step without gradient synchronisation, see `variants.waits`
+    num_steps: int = 0  # steps run in all
+    order_seed: int = 0  # of the order of the turns; drawn anew in each run
+    again: int | None = None  # turns from one restoration of the step's state to the next
+    drawn: list[str] = field(default_factory=list)  # iterators that the step may have advanced
+    samples: int | None = None  # of one step, if known
 
 
 def make_record(

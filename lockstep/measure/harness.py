@@ -22,6 +22,7 @@ from lockstep.core.record import BASIS, KEY, Basis, CaseRecord, problem
 from lockstep.core.sizes import Size, case_id
 from lockstep.machine import memory, nvidia, telemetry
 from lockstep.machine.memory import Peak, Room
+from lockstep.machine.telemetry import Telemetry
 from lockstep.measure import timing
 from lockstep.measure.causes.division import late_input, slow_rank
 from lockstep.measure.step import variants
@@ -30,8 +31,6 @@ from lockstep.ranks.process_group import World, refuse_in_case
 
 if TYPE_CHECKING:
     import torch
-
-    from lockstep.machine.telemetry import Telemetry
 
 
 # A CPU quota that stops ranks for a smaller share of the time changes no median.
@@ -46,15 +45,10 @@ WARM_UP_S = 30.0
 
 @dataclass(frozen=True)
 class Goal:
-    """When a case has enough rounds.
+    """When a case has enough rounds."""
 
-    Attributes:
-        margin: Largest relative margin of error of the mean round, such as 0.01.
-        confidence: Confidence level of that margin, such as 0.95.
-    """
-
-    margin: float
-    confidence: float
+    margin: float  # largest relative margin of error of the mean round, such as 0.01
+    confidence: float  # confidence level of that margin, such as 0.95
 
     def margin_of(self, rank_round_s: list[list[float]]) -> float:
         """Return the relative margin of rounds, shape (num_ranks, num_rounds)."""
@@ -63,26 +57,19 @@ class Goal:
 
 @dataclass(frozen=True)
 class Part:
-    """One rank's measurement of a case, as it is sent to rank 0.
+    """One rank's measurement of a case, as it is sent to rank 0."""
 
-    Attributes:
-        round_s: Seconds per round, shape (num_rounds,).
-        variant_s: Variant of the step -> seconds per step, shape (num_turns,); may be empty.
-        slowdowns: Why the device had reduced its clocks when the rounds ended.
-        peak_bytes: Peak memory in use; None if the system does not say.
-        peak_reserved_bytes: Most that a GPU's allocator reserved; None on a CPU.
-        own: Further JSON values of the case for rank 0.
-        telemetry: `Telemetry.facts` of device and host; empty if not sampled.
-        phase_s: Phase of the whole step -> seconds per step, shape (num_turns,).
-    """
-
-    round_s: list[float]
+    round_s: list[float]  # seconds per round, shape (num_rounds,)
+    # Variant of the step -> seconds per step, shape (num_turns,); may be empty.
     variant_s: dict[str, list[float]] = field(default_factory=dict)
+    # Why the device had reduced its clocks when the rounds ended.
     slowdowns: list[str] = field(default_factory=list)
-    peak_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
-    own: Any = None
+    peak_bytes: int | None = None  # peak memory in use; None if the system does not say
+    peak_reserved_bytes: int | None = None  # most that a GPU's allocator reserved; None on a CPU
+    own: Any = None  # further JSON values of the case for rank 0
+    # `Telemetry.facts` of device and host; empty if not sampled.
     telemetry: dict[str, Any] = field(default_factory=dict)
+    # Phase of the whole step -> seconds per step, shape (num_turns,).
     phase_s: dict[str, list[float]] = field(default_factory=dict)
 
 
@@ -92,54 +79,33 @@ Conclusion = Callable[[Sequence[Part]], Mapping[str, Any]]
 
 @dataclass
 class Case:
-    """What the launch and the fixture share about the running case, on this rank.
+    """What the launch and the fixture share about the running case, on this rank."""
 
-    Attributes:
-        room: Free memory of the rank with the least, known once all ranks are set up.
-        peak: This rank's peak memory during the rounds; None if it is read later.
-        waits: Number of collectives left in a step without gradient synchronisation.
-        order_seed: Seed of the order of the turns; drawn anew in each run.
-        part: This rank's measurement; None until the rounds have ended.
-        measured_by: pytest-benchmark's fixture of the test that measured the case.
-        conclude: Makes the result from all ranks' parts, on rank 0.
-        folder: Folder for files of the case; None if no files are kept.
-        telemetry_file: File for this rank's samples; None if no files are kept.
-        go_on: Records the progress of a long case and restarts its time limit: every rank calls it
-            with the same JSON values.
-        around: Wraps the timed step, for a trace.
-    """
-
-    room: Room | None = None
+    room: Room | None = None  # of the rank with the least memory, known once all ranks are set up
     slowdowns: set[str] = field(default_factory=set)
     telemetry: dict[str, Any] = field(default_factory=dict)
-    peak: Peak | None = None
-    waits: int = 0
-    order_seed: int | None = None
-    part: Part | None = None
-    measured_by: Any = None
+    peak: Peak | None = None  # of this rank during the rounds; None if it is read later
+    waits: int = 0  # collectives left in a step without gradient synchronisation
+    order_seed: int | None = None  # of the order of the turns; drawn anew in each run
+    part: Part | None = None  # this rank's measurement; None until the rounds have ended
+    measured_by: Any = None  # pytest-benchmark's fixture of the test that measured the case
+    # Makes the result from all ranks' parts, on rank 0.
     conclude: Callable[[Sequence[Part]], None] | None = None
-    folder: Path | None = None
-    telemetry_file: Path | None = None
+    folder: Path | None = None  # for files of the case; None if no files are kept
+    telemetry_file: Path | None = None  # for this rank's samples; None if no files are kept
+    # Records the progress of a long case and restarts its time limit: every rank calls it with the
+    # same JSON values.
     go_on: Callable[[Mapping[str, Any]], None] | None = None
-    around: Callable[[Step], Step] | None = None
+    around: Callable[[Step], Step] | None = None  # wraps the timed step, for a trace
 
 
 def make_record(
-    harness: "Harness",
-    parts: Sequence[Part],
-    own: Mapping[str, Any],
-    concluded: Mapping[str, Any],
+    harness: "Harness", parts: Sequence[Part], own: Mapping[str, Any], concluded: Mapping[str, Any]
 ) -> CaseRecord:
-    """Return the record of a case, on rank 0.
+    """Return the record of a case, on rank 0; refuse one that `record.problem` finds wrong.
 
-    Args:
-        harness: The launch's facts about the case.
-        parts: Every rank's measurement.
-        own: Further fields of `CaseRecord`, known on this rank; flags add to those of the launch.
-        concluded: Fields that follow from all parts.
-
-    Raises:
-        ValueError: A count, a unit or a round is wrong, see `record.problem`.
+    `own` has further fields of `CaseRecord` that this rank knows, whose flags add to those of the
+    launch, and `concluded` has those that follow from all parts.
     """
     measured = {
         "rank_variant_s": join_ranks([part.variant_s for part in parts]),
@@ -278,7 +244,6 @@ class Measurement:
         return self.loop.problem()
 
     def timed_step(self) -> Step:
-        """Return the step that is timed."""
         return self.step if self.batches is None else self.loop.drawing_step()
 
     def run_check(self) -> Any:
@@ -364,49 +329,31 @@ def _is_ddp(ddp: Any) -> bool:
 
 @dataclass(frozen=True)
 class Harness:
-    """One case's view of the launch.
+    """One case's view of the launch."""
 
-    Attributes:
-        world: The ranks and this rank's device.
-        name: The test's name, without its parameters.
-        number: Number of the case in this session, from 1.
-        data_root: Folder for data files.
-        clock: The timer through which pytest-benchmark sees our durations.
-        case: State that the launch and the case share.
-        cores_on_host: Cores that the ranks of this host may run on together.
-        flags: Flags of every result of this launch.
-        goal: When there are enough rounds; None for the fixed number.
-        unsupported: Precision -> why a rank of this launch cannot measure it.
-        causes: Whether the variants of a step are timed, to divide its time into causes.
-        halves: Whether a step that does not fit a rank's memory is measured with half the batch.
-        facts: Further fields of `CaseRecord` that the launch knows.
-        watches: Whether device and host are sampled while rounds are timed.
-    """
-
-    world: World
+    world: World  # the ranks and this rank's device
     size: Size
-    name: str
-    number: int
+    name: str  # of the test, without its parameters
+    number: int  # of the case in this session, from 1
     factors: dict[str, Any]
     study: str
     seed: int
-    data_root: "Path"
+    data_root: Path  # folder for data files
     benchmark: Any
-    clock: timing.ReplayClock
-    case: Case
-    cores_on_host: int = 1
-    flags: Sequence[Flag] = ()
-    goal: Goal | None = None
+    clock: timing.ReplayClock  # through which pytest-benchmark sees our durations
+    case: Case  # state that the launch and the case share
+    cores_on_host: int = 1  # cores that the ranks of this host may run on together
+    flags: Sequence[Flag] = ()  # of every result of this launch
+    goal: Goal | None = None  # when there are enough rounds; None for the fixed number
     rank_hosts: Sequence[str] = ()
-    unsupported: Mapping[str, str] | None = None
-    causes: bool = True
-    halves: bool = False
-    facts: Mapping[str, Any] | None = None
-    watches: bool = False
+    unsupported: Mapping[str, str] | None = None  # precision -> why a rank cannot measure it
+    causes: bool = True  # whether the variants of a step are timed, to divide its time into causes
+    halves: bool = False  # whether a step without memory for it is measured with half the batch
+    facts: Mapping[str, Any] | None = None  # further fields of `CaseRecord` that the launch knows
+    watches: bool = False  # whether device and host are sampled while rounds are timed
 
     @property
     def device(self) -> "torch.device":
-        """This rank's device."""
         return self.world.device
 
     @property
@@ -482,7 +429,7 @@ class Harness:
         steps = self.plan.steps_per_round
         return timing.time_rounds(self.world, step, rounds=rounds, steps_per_round=steps)
 
-    def _time_batch(self, step: Step, watch: "Telemetry") -> list[float]:
+    def _time_batch(self, step: Step, watch: Telemetry) -> list[float]:
         with watch:
             round_s = self._run(step, self.plan.rounds)
             # Read this before the device cools down.
@@ -493,7 +440,7 @@ class Harness:
         return self.world.control.settle_all(f"{self.number}/{name}", value, judge)
 
     @contextlib.contextmanager
-    def sample_machine(self) -> "Iterator[Telemetry]":
+    def sample_machine(self) -> Iterator[Telemetry]:
         """Give the sampler of device and host, and keep its samples."""
         with telemetry.sampling(self.device, self.watches and self.measures) as watch:
             try:
@@ -506,12 +453,12 @@ class Harness:
 
     def measure(
         self,
-        step: "Callable[..., Any]",
+        step: Callable[..., Any],
         *,
         samples: int,
-        batches: "Iterable[Any] | None" = None,
+        batches: Iterable[Any] | None = None,
         ddp: Any = None,
-        check: "Callable[[], Any] | None" = None,
+        check: Callable[[], Any] | None = None,
         scaling: str = "weak",
         unit: str = "samples",
         factors: Mapping[str, Any] | None = None,
@@ -565,9 +512,6 @@ class Harness:
             own: Further JSON values of this rank for `conclude`.
             conclude: Called on rank 0 with the parts of all ranks.
             facts: Further fields of `CaseRecord`; flags add to those of the launch.
-
-        Raises:
-            ValueError: The case has already handed over a measurement.
         """
         if self.case.measured_by is self.benchmark:
             raise ValueError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import islice
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -22,10 +22,8 @@ from lockstep.measure.loading.data import loader_settings
 from lockstep.measure.step import variants
 from lockstep.measure.step.variants import Plan
 from lockstep.measure.timing import Step
+from lockstep.ranks.process_group import World
 from lockstep.workloads import trees
-
-if TYPE_CHECKING:
-    from lockstep.ranks.process_group import World
 
 # Steps after which DDP has settled on its buckets.
 WARM_UP = 3
@@ -33,25 +31,16 @@ WARM_UP = 3
 
 @dataclass
 class Loop:
-    """A user's step, and the batches that it runs on.
+    """A user's step, and the batches that it runs on."""
 
-    Attributes:
-        step: One optimizer update; takes a batch if there are batches.
-        models: The models in DDP that it trains.
-        batches: Iterable of batches, if drawing them is to be measured.
-        can_halve: Whether half of a batch may be tried; torch.compile would compile for any size
-            from then on.
-        num_steps: Steps run so far.
-        draw_s: Seconds that each drawing step waited for its batch.
-        first: The first batch in a tuple; empty until it is drawn.
-    """
-
-    step: Callable[..., Any]
-    models: Sequence[DistributedDataParallel]
-    batches: Iterable[Any] | None = None
+    step: Callable[..., Any]  # one optimizer update; takes a batch if there are batches
+    models: Sequence[DistributedDataParallel]  # that it trains
+    batches: Iterable[Any] | None = None  # if drawing them is to be measured
+    # Whether half of a batch may be tried; torch.compile would compile for any size from then on.
     can_halve: bool = True
-    num_steps: int = 0
-    draw_s: list[float] = field(default_factory=list)
+    num_steps: int = 0  # steps run so far
+    draw_s: list[float] = field(default_factory=list)  # wait of each drawing step for its batch
+    first: tuple[Any, ...] = ()  # the first batch; empty until it is drawn
 
     def __post_init__(self) -> None:
         self.stream = None if self.batches is None else endless(independent(self.batches))
@@ -59,7 +48,6 @@ class Loop:
         self._kept: deque[Any] = deque(maxlen=LAP)
         self._halves: list[Any] = []
         self._next: dict[str, int] = {}
-        self.first: tuple[Any, ...] = ()
 
     def problem(self) -> str:
         """Draw the first batch; return why the batches cannot be used, or an empty text."""
@@ -93,8 +81,7 @@ class Loop:
         )
 
     @property
-    def loader(self) -> "DataLoader[Any] | None":
-        """The batches, if they are a DataLoader."""
+    def loader(self) -> DataLoader[Any] | None:
         return self.batches if isinstance(self.batches, DataLoader) else None
 
     @property
@@ -102,7 +89,7 @@ class Loop:
         """A DataLoader's settings, as in a case's details."""
         return {LOADER_SETTINGS: loader_settings(self.loader)} if self.loader else {}
 
-    def most_workers(self, world: "World", case: str) -> int:
+    def most_workers(self, world: World, case: str) -> int:
         """Return the largest number of workers of a rank, equal on all ranks; a collective call."""
         num_workers = self.loader.num_workers if self.loader else 0
         return int(world.control.settle_all(f"{case}/workers", num_workers, max))
@@ -128,7 +115,7 @@ class Loop:
         return steps
 
     def keep_what_works(
-        self, world: "World", ways: dict[str, Step], case: str, reset: Step = lambda: None
+        self, world: World, ways: dict[str, Step], case: str, reset: Step = lambda: None
     ) -> None:
         """Remove from `ways` the variants that some rank lacks; a collective call.
 
@@ -153,7 +140,7 @@ class Loop:
         keep_shared()
 
     def time_in_turns(
-        self, world: "World", ways: Mapping[str, Step], plan: Plan, seed: int
+        self, world: World, ways: Mapping[str, Step], plan: Plan, seed: int
     ) -> dict[str, list[float]]:
         """Return the seconds of each turn; turns that draw batches come one after another.
 
@@ -170,7 +157,7 @@ class Loop:
         return turns
 
     def _time_lap(
-        self, world: "World", ways: Mapping[str, Step], plan: Plan, seed: int
+        self, world: World, ways: Mapping[str, Step], plan: Plan, seed: int
     ) -> dict[str, list[float]]:
         full, is_first = ways["full"], iter([True])
 

@@ -84,25 +84,20 @@ class Binding:
 
 @dataclass(frozen=True)
 class Reached:
-    """All objects reached, each once.
+    """All objects reached, each once."""
 
-    Attributes:
-        state: Tensors of models and optimizers.
-        containers: Dicts (those of objects' attributes among them), lists, sets, deques.
-        iterators: Names of iterators that a step may advance, which cannot be restored.
-        compiled: Names of models and functions that torch.compile has compiled.
-    """
-
-    state: list[torch.Tensor] = field(default_factory=list)
+    state: list[torch.Tensor] = field(default_factory=list)  # of models and optimizers
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     arrays: list[tuple[str, "np.ndarray[Any, Any]"]] = field(default_factory=list)
+    # Dicts (those of objects' attributes among them), lists, sets, deques.
     containers: list[Any] = field(default_factory=list)
     bindings: list[Binding] = field(default_factory=list)
     generators: list[Any] = field(default_factory=list)
+    # Names of those that a step may advance, which cannot be restored.
     iterators: list[str] = field(default_factory=list)
     models: list[nn.Module] = field(default_factory=list)
     schedules: list[LRScheduler] = field(default_factory=list)
-    compiled: list[str] = field(default_factory=list)
+    compiled: list[str] = field(default_factory=list)  # names of what torch.compile has compiled
 
 
 def reach(**roots: Any) -> Reached:
@@ -143,7 +138,6 @@ class _Walk:
             self._todo.append(_Visit(name, value, belongs, depth))
 
     def run(self) -> Reached:
-        """Visit all objects."""
         while self._todo:
             visit = self._todo.popleft()
             next(act for kind, act in self._VISITORS if isinstance(visit.value, kind))(self, visit)
@@ -306,18 +300,14 @@ Restore = Callable[[], object]
 
 
 class Snapshot:
-    """A copy of everything reached from a step.
-
-    Attributes:
-        left: Name -> bytes of data too large to copy.
-    """
+    """A copy of everything reached from a step."""
 
     def __init__(self, reached: Reached, ranks_per_node: int = 1) -> None:
         data = [*reached.tensors, *reached.arrays]
         ordered = sorted((_bytes(values), name) for name, values in data)
         sums = accumulate(size for size, _ in ordered)
         most = SHARE * memory.free_bytes(torch.device("cpu"), ranks_per_node)
-        self.left = {
+        self.left = {  # data too large to copy
             name: size for total, (size, name) in zip(sums, ordered, strict=True) if total > most
         }
         kept = [values for name, values in data if name not in self.left]

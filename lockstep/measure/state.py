@@ -52,17 +52,12 @@ COLLECTIVES = (
 
 @dataclass(frozen=True)
 class LeftBehind:
-    """One difference between the state before a case and after it.
+    """One difference between the state before a case and after it."""
 
-    Attributes:
-        kind: A key of `_facts` or of `_memory`.
-        is_restored: Whether the next case begins with the old state.
-    """
-
-    kind: str
+    kind: str  # a key of `_facts` or of `_memory`
     before: Any
     after: Any
-    is_restored: bool
+    is_restored: bool  # whether the next case begins with the old state
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.core.processes import collector_paused
+from lockstep.ranks.process_group import World
 
 if TYPE_CHECKING:
     import torch
-
-    from lockstep.ranks.process_group import World
 
 Step = Callable[[], Any]
 
@@ -26,7 +25,7 @@ SCHEDSTAT = Path("/proc/thread-self/schedstat")
 SHORTEST_S = 1e-9
 
 
-def time_rounds(world: "World", step: Step, *, rounds: int, steps_per_round: int) -> list[float]:
+def time_rounds(world: World, step: Step, *, rounds: int, steps_per_round: int) -> list[float]:
     """Return this rank's seconds per round, shape (num_rounds,)."""
     clock = _event_round if world.device.type == "cuda" else _host_round
     gc.collect()
@@ -38,9 +37,7 @@ def time_rounds(world: "World", step: Step, *, rounds: int, steps_per_round: int
     return round_s
 
 
-def time_turns(
-    world: "World", turns: Sequence[Step], steps: int
-) -> list[tuple[float, float | None]]:
+def time_turns(world: World, turns: Sequence[Step], steps: int) -> list[tuple[float, float | None]]:
     """Return (seconds per step, those without waits for a core) of each turn, on this rank.
 
     Each turn is a round of `steps` calls.
@@ -50,7 +47,7 @@ def time_turns(
         return [time_turn(world, step, steps) for step in turns]
 
 
-def time_turn(world: "World", step: Step, steps: int) -> tuple[float, float | None]:
+def time_turn(world: World, step: Step, steps: int) -> tuple[float, float | None]:
     """Return this rank's seconds per step of one turn, and those without waits for a core.
 
     The latter are None if the kernel does not report waits, and on a GPU, which does not wait for
@@ -83,7 +80,6 @@ def elapsed_s(device: "torch.device", start: Any, end: Any) -> float:
 
 
 def synchronise(device: "torch.device") -> None:
-    """Wait until the device has finished its work."""
     if device.type == "cuda":
         import torch
 
@@ -109,12 +105,12 @@ def _queued_s(device: "torch.device") -> float | None:
     return None
 
 
-def _enter(world: "World") -> None:
+def _enter(world: World) -> None:
     meet(world)
     synchronise(world.device)
 
 
-def meet(world: "World") -> None:
+def meet(world: World) -> None:
     """Wait until all ranks have called this."""
     from torch import distributed
 
@@ -156,16 +152,11 @@ class ReplayClock:
     def __init__(self) -> None:
         self._readings: Iterator[float] = iter(())
 
-    def load(self, round_s: list[float]) -> None:
-        """Set the durations that the next `pedantic` call reads."""
-        self._readings = iter([reading for duration in round_s for reading in (0.0, duration)])
-
     def __call__(self) -> float:
-        """Return the next reading in seconds."""
         return next(self._readings)
 
     def show(self, round_s: list[float], benchmark: Any) -> None:
         """Give the rounds of a case to pytest-benchmark's fixture, whose timer this is."""
-        self.load(round_s)
+        self._readings = iter([reading for duration in round_s for reading in (0.0, duration)])
         # The call takes no time: the clock replays how long each round took.
         benchmark.pedantic(lambda: None, rounds=len(round_s), iterations=1)

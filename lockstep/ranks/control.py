@@ -84,19 +84,16 @@ class Limits(NamedTuple):
 
 
 class Control:
-    """Exchanges small JSON values between all ranks, one named exchange at a time.
-
-    Attributes:
-        deadline: Deadline of the running case, in seconds of this rank's monotonic clock; None
-            between cases. All ranks leave the exchange that begins a case together.
-        bounded: Makes the context that limits each exchange between cases.
-    """
+    """Exchanges small JSON values between all ranks, one named exchange at a time."""
 
     def __init__(self, store: "Store", rank: int, world_size: int, timeout_s: float) -> None:
         self.rank = rank
         self.world_size = world_size
         self.store = store
+        # Of the running case, in seconds of this rank's monotonic clock; None between cases. All
+        # ranks leave the exchange that begins a case together.
         self.deadline: float | None = None
+        # Makes the context that limits each exchange between cases.
         self.bounded: Callable[[], AbstractContextManager[None]] = nullcontext
         self._timeout_s = timeout_s
         self._uses: Counter[str] = Counter()

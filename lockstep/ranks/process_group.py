@@ -258,11 +258,8 @@ def _store(place: Placement, timeout_s: float, environ: Mapping[str, str]) -> "S
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environ]
         if missing:
             is_torchrun = environ.get("LOCKSTEP_LAUNCHER", "torchrun") == "torchrun"
-            todo = (
-                "start with torchrun"
-                if is_torchrun
-                else "set them to rank 0's host and a free port"
-            )
+            other = "set them to rank 0's host and a free port"
+            todo = "start with torchrun" if is_torchrun else other
             raise ValueError(
                 f"world size {place.world_size} needs the environment variable(s) "
                 f"{' and '.join(missing)}; {todo}, or unset the launcher's variables"

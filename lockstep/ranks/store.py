@@ -34,9 +34,7 @@ def serve(host: str, address_file: Path, life: IO[bytes]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve a store by the command line; a fault of the machine prints a line and gives 3."""
     parser = argparse.ArgumentParser(prog="lockstep.ranks.store", description=serve.__doc__)
-    parser.add_argument(
-        "--host", required=True, help="name of this machine, as the ranks look it up"
-    )
+    parser.add_argument("--host", required=True, help="name by which ranks find this machine")
     parser.add_argument("--address-file", required=True, type=Path, help="file for HOST:PORT")
     options = parser.parse_args(arguments)
     try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from lockstep.core.sizes import case_digest, local_batch_of, num_moments
+from lockstep.core.sizes import case_digest, local_batch_of
 
 STEP_DECAY = 0.1
 # Options that must equal those of a resumed run, since its loss would differ otherwise.
@@ -76,11 +76,6 @@ class TrainConfig:
                 "lower warmup_epochs, or raise epochs"
             )
 
-    @property
-    def num_moments(self) -> int:
-        """Values that the optimizer keeps for each parameter."""
-        return num_moments(self.optimizer, self.momentum)
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -92,11 +87,7 @@ class Batch:
 
     @classmethod
     def of(cls, config: TrainConfig, world_size: int) -> "Batch":
-        """Return the batch of a run at a world size.
-
-        Raises:
-            ValueError: The batch does not divide over the ranks or the micro-batches.
-        """
+        """Return the batch of a run at a world size; refuse one that does not divide."""
         if config.global_batch is None:
             local, scaling = int(config.local_batch or 0), "fixed-epochs"
         else:
@@ -110,11 +101,7 @@ class Batch:
 
 
 def epoch_steps(num_samples: int, world_size: int, local_batch: int) -> int:
-    """Return the updates of an epoch without the last, incomplete batch.
-
-    Raises:
-        ValueError: The data set does not fill one global batch.
-    """
+    """Return the updates of an epoch without the last, incomplete batch."""
     steps = num_samples // world_size // local_batch
     if not steps:
         raise ValueError(
@@ -170,14 +157,8 @@ def case_folder(case: str) -> Path:
 def refuse_changed(where: Path, config: TrainConfig, before: Mapping[str, Any], **now: Any) -> None:
     """Refuse to resume a run with options that change its loss or its times.
 
-    Args:
-        where: The run's checkpoint or folder.
-        config: The new options.
-        before: The options and facts with which it was trained.
-        now: Facts that must be equal, too, such as the world size.
-
-    Raises:
-        ValueError: An option or a fact differs.
+    `before` are the options and facts with which the run at `where`, its checkpoint or folder, was
+    trained; `now` are facts that must be equal, too, such as the world size.
     """
     # In a longer run the schedule would lower the learning rate more slowly.
     scheduled = () if config.scheduler == "none" else ("epochs",)

@@ -41,7 +41,7 @@ from lockstep.core.record import (
     Training,
     time_to,
 )
-from lockstep.core.sizes import case_id
+from lockstep.core.sizes import case_id, num_moments
 from lockstep.machine import memory, nvidia, provenance
 from lockstep.measure.harness import Harness
 from lockstep.measure.loading import data
@@ -56,6 +56,7 @@ from lockstep.measure.step.train_step import (
     parameter_checksum,
 )
 from lockstep.measure.step.variants import Marks
+from lockstep.measure.timing import synchronise
 from lockstep.ranks import process_group as world
 from lockstep.trainer.plan import (
     Batch,
@@ -85,12 +86,7 @@ class DivergedError(RankError):
 
 
 class Score:
-    """A workload's loss that also counts right predictions, on the device, without waiting.
-
-    Attributes:
-        correct: Right predictions since the last reset.
-        judged: Predictions since the last reset; 0 if targets are not classes.
-    """
+    """A workload's loss that also counts right predictions, on the device, without waiting."""
 
     def __init__(self, workload: workloads.Workload) -> None:
         if workload.loss is None:
@@ -102,9 +98,8 @@ class Score:
         self.reset()
 
     def reset(self) -> None:
-        """Set both counts to zero."""
-        self.correct: torch.Tensor | int = 0
-        self.judged = 0
+        self.correct: torch.Tensor | int = 0  # right predictions since the last reset
+        self.judged = 0  # predictions since then; 0 if targets are not classes
 
     def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss of outputs (..., K) for classes (...) or for targets of their shape."""
@@ -145,13 +140,6 @@ class Trainer:
         config: What to train.
         joined: The process group of this rank.
         on_epoch: Called on every rank with each epoch that was saved.
-
-    Attributes:
-        rows: The epochs so far.
-        rank_s: Seconds of each epoch's updates on each rank, shape (num_epochs, num_ranks).
-        step_losses: Mean loss over all ranks of every update.
-        checksums: Checksum of the parameters of each rank, after the training.
-        in_force: Buckets and settings of DDP and of the loader, as results record them.
 
     Raises:
         ValueError: The configuration cannot be trained, the folder holds a run of other options,
@@ -195,22 +183,19 @@ class Trainer:
             self.step.ddp._set_ddp_runtime_logging_sample_rate(1)  # noqa: SLF001, no public name
         # Samples of one update, over all ranks.
         self.samples_per_step = self.batch.global_batch * self.workload.samples_per_item
-        self.rows: list[Epoch] = []
-        self.rank_s: list[list[float]] = []
-        self.step_losses: list[float] = []
+        self.rows: list[Epoch] = []  # the epochs so far
+        self.rank_s: list[list[float]] = []  # seconds of their updates, (num_epochs, num_ranks)
+        self.step_losses: list[float] = []  # mean over all ranks, of every update
+        # Buckets and settings of DDP and of the loader, as results record them.
         self.in_force: dict[str, Any] = {}
-        self.checksums: list[str] = []
+        self.checksums: list[str] = []  # of the parameters of each rank, after the training
         self._step_bytes = 0
         if state is not None:
             self._restore(state)
         self._num_restored = len(self.step_losses)
 
     def train(self) -> None:
-        """Train the epochs that are missing.
-
-        Raises:
-            RankError: The ranks end with unequal parameters.
-        """
+        """Train the epochs that are missing."""
         first = len(self.rows)
         if self.world.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -373,8 +358,7 @@ class Trainer:
         distributed.barrier()
         start = time.perf_counter()
         result = work()
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize(self.world.device)
+        synchronise(self.device)
         elapsed_s = time.perf_counter() - start
         of_ranks = torch.zeros(self.world.world_size, dtype=torch.float64)
         of_ranks[self.world.rank] = elapsed_s
@@ -499,8 +483,9 @@ def _check_memory(
     config: TrainConfig, workload: workloads.Workload, local_batch: int, joined: world.World
 ) -> None:
     """Refuse a model, a batch or synthetic data that does not fit a rank's device or host."""
+    kept = num_moments(config.optimizer, config.momentum)
     on_device = {
-        f"the model {config.workload}": model_bytes(workload, config.num_moments),
+        f"the model {config.workload}": model_bytes(workload, kept),
         f"a batch of {local_batch}": batch_bytes(workload, local_batch),
     }
     on_host = {}

@@ -67,6 +67,13 @@ CHOICES = {
 }  # fmt: skip
 
 
+device_option = click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    help="Device to train on; by default cuda if there is a GPU.",
+)
+
+
 def _options_of_config(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add an option for each field of `TrainConfig` but its folder, with its default."""
     hints = get_type_hints(TrainConfig, include_extras=True)
@@ -111,20 +118,12 @@ Examples:
     show_default=True,
     help="Name of this run, and of its folder in --results.",
 )
-@click.option(
-    "--repeat", default=0, show_default=True,
-    help="Number of this run among runs of equal settings.",
-)  # fmt: skip
 @click.option("--resume", is_flag=True, help="Continue from the run's checkpoint if there is one.")
 @click.option(
     "--threads-per-rank", type=click.IntRange(min=1),
     help="Number of CPU threads of each rank; by default an equal share of the cores.",
 )  # fmt: skip
-@click.option(
-    "--device",
-    type=click.Choice(["cpu", "cuda"]),
-    help="Device to train on; by default cuda if there is a GPU.",
-)
+@device_option
 @click.option(
     "--timeout-s",
     default=300.0,
@@ -136,7 +135,6 @@ def train(
     *,
     results: str,
     name: str,
-    repeat: int,
     resume: bool,
     threads_per_rank: int | None,
     device: str | None,
@@ -158,7 +156,7 @@ def train(
     config = TrainConfig(**options)
     if absent := launcher.missing_packages():
         raise RuntimeError(absent)
-    run = Run(config, Path(results) / name, world_size, repeat, device, threads_per_rank, timeout_s)
+    run = Run(config, Path(results) / name, world_size, device, threads_per_rank, timeout_s)
     if is_launched():
         run = replace(run, world_size=placement().world_size)
         _train_as_rank(run, resume=resume)
@@ -173,34 +171,21 @@ def train(
 
 @dataclass(frozen=True)
 class Run:
-    """A training run: a campaign of one launch with one case.
-
-    Attributes:
-        folder: The campaign's folder, which contains all files of the run.
-        repeat: Number of this run among equal runs.
-        device: cpu or cuda; None for CUDA if there is a GPU.
-        timeout_s: How long a rank waits for the others.
-    """
+    """A training run: a campaign of one launch with one case."""
 
     config: TrainConfig
-    folder: Path
+    folder: Path  # the campaign's folder, which contains all files of the run
     world_size: int
-    repeat: int = 0
-    device: str | None = None
+    device: str | None = None  # cpu or cuda; None for CUDA if there is a GPU
     threads_per_rank: int | None = None
-    timeout_s: float = 300.0
+    timeout_s: float = 300.0  # how long a rank waits for the others
 
     @property
     def launch(self) -> Launch:
-        """The only launch."""
-        return Launch(self.world_size, self.repeat)
+        return Launch(self.world_size, repeat=0)
 
     def ladder(self) -> Ladder:
-        """Return the ladder of the launch, with its number of threads chosen.
-
-        Raises:
-            ValueError: An option has a value that is not allowed, or the batch does not divide.
-        """
+        """Return the ladder of the launch, with its number of threads chosen; refuse options."""
         config = self.config
         name, _ = workloads.parse(config.workload)
         if name not in workloads.TABLE and ":" not in name:
@@ -231,13 +216,7 @@ class Run:
         return replace(ladder, campaign=set_threads(campaign, before, usable_cores()))
 
     def train(self, *, resume: bool = False, is_quiet: bool = False) -> dict[str, Any]:
-        """Train with ranks on this machine, and return the record of the case.
-
-        Raises:
-            ValueError: The folder holds a run, or a rank refused the options.
-            RuntimeError: A rank failed.
-            SystemExit: The loss is not finite.
-        """
+        """Train with ranks on this machine, and return the record of the case."""
         sys.path.append(str(Path.cwd()))  # ranks (`python -m`) find the user's workload there
         ladder = self.ladder()
         chosen, _ = fit_local_gpus(ladder.campaign)
@@ -266,11 +245,7 @@ class Run:
 
     @contextmanager
     def claimed(self, ladder: Ladder, *, resume: bool) -> Iterator[Ladder]:
-        """Lock the folder for this run; an earlier run in it continues from its checkpoint.
-
-        Raises:
-            ValueError: The folder holds another run, or `resume` is missing.
-        """
+        """Lock the folder for this run; an earlier run in it continues from its checkpoint."""
         with only_driver(self.folder, otherwise="choose another --name") as lock:
             self._prepare(ladder, resume=resume)
             ladder.results.claim(ladder.campaign, [self.launch])
@@ -310,7 +285,6 @@ def _epochs(ladder: Ladder, launch: Launch) -> list[Epoch]:
 
 
 def show_epoch(row: Epoch) -> None:
-    """Print an epoch's losses, accuracy and throughput."""
     accuracy = "-" if row.accuracy is None else f"{row.accuracy:.4f}"
     click.echo(
         f"epoch {row.epoch}  train loss {row.loss:.4f}  validation loss "
@@ -319,13 +293,7 @@ def show_epoch(row: Epoch) -> None:
 
 
 def block_of(ladder: Ladder, launch: Launch, outcome: Outcome) -> dict[str, Any]:
-    """Return the record of the case that a launch has measured.
-
-    Raises:
-        ValueError: A rank refused the options.
-        RuntimeError: The case was skipped, or a rank failed.
-        SystemExit: The loss is not finite.
-    """
+    """Return the record of the case that a launch has measured, or raise what its rank raised."""
     log = ladder.results.log_file(launch.name)
     if outcome.failed:
         failed = outcome.failed[-1]
@@ -402,9 +370,7 @@ def compare(
 ) -> list[Check]:
     """Check runs of equal global batch, in ascending world size.
 
-    Args:
-        runs: World size -> the run's `accuracy` at the end, `step_losses` and `parameters_equal`.
-        min_accuracy: Validation accuracy to reach; None for no limit.
+    Each has its `accuracy` at the end, `step_losses` and `parameters_equal`.
     """
     baseline = runs[min(runs)]["step_losses"]
     checks = []
@@ -440,11 +406,7 @@ Examples:
     "--workload",
     help="Model of your own, such as `mine:tabular`, trained on batches of its make_batch.",
 )
-@click.option(
-    "--device",
-    type=click.Choice(["cpu", "cuda"]),
-    help="Device to train on; by default cuda if there is a GPU.",
-)
+@device_option
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as JSON.")
 def verify(world_sizes: str, workload: str | None, device: str | None, as_json: bool) -> None:
     """Check that training computes the same at every world size, on real handwritten digits.
@@ -497,11 +459,7 @@ def _verification_run(
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Return the world sizes of a comma-separated list, ascending.
-
-    Raises:
-        ValueError: The list has fewer than two different positive integers, or other text.
-    """
+    """Return the world sizes of a comma-separated list, ascending."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts) or len(set(parts)) < 2:
         raise ValueError(

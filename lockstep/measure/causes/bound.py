@@ -35,24 +35,15 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Buckets:
-    """The gradient buckets of a step, in the order in which they are reduced.
+    """The gradient buckets of a step, in the order in which they are reduced."""
 
-    Attributes:
-        num_bytes: Bytes of each bucket, shape (num_buckets,).
-        lead_s: How long before the end of the backward each is ready, shape (num_buckets,).
-    """
-
-    num_bytes: Sequence[float]
-    lead_s: Sequence[float]
+    num_bytes: Sequence[float]  # of each bucket
+    lead_s: Sequence[float]  # how long before the end of the backward each bucket is ready
 
     def exposed_s(self, reduce_s: Array) -> Array:
         """Return the part of each bucket's all-reduce after the end of the backward.
 
-        Args:
-            reduce_s: Seconds that the all-reduce of all buckets takes alone, shape (...).
-
-        Returns:
-            Seconds, shape (..., num_buckets).
+        That of all buckets alone takes `reduce_s`, shape (...); the parts are (..., num_buckets).
         """
         whole = sum(self.num_bytes)
         finish = np.full(np.shape(reduce_s), -np.inf)
@@ -77,22 +68,15 @@ NOTABLE_CHANGE = 0.1
 
 @dataclass(frozen=True)
 class Drift:
-    """A change of the step within the turns.
+    """A change of the step within the turns."""
 
-    Attributes:
-        from_s: Median before the change.
-        to_s: Median after the change.
-        share: Share of the turns before it.
-        judged: The turns from which causes are judged: those after it, unless they are too few or
-            all turns of the whole step lie before it.
-        is_own: Whether the seconds are of a rank's own step, without waits, not of the whole one.
-    """
-
-    from_s: float
-    to_s: float
-    share: float
+    from_s: float  # median before the change
+    to_s: float  # median after it
+    share: float  # of the turns before it
+    # The turns from which causes are judged: those after it, unless they are too few or all turns
+    # of the whole step lie before it.
     judged: Literal["before", "after"]
-    is_own: bool
+    is_own: bool  # whether the seconds are of a rank's own step, without waits, not of the whole
 
 
 def split_at_change(turns: Turns, again: int | None = None) -> tuple[Turns, Drift | None]:
@@ -207,15 +191,10 @@ CHUNK = 100
 
 @dataclass(frozen=True)
 class Base:
-    """The baseline of a point.
-
-    Attributes:
-        turns: Variant -> turns.
-        share: Time of an ideal step over the baseline's: p0 / p for strong scaling, else 1.
-    """
+    """The baseline of a point."""
 
     turns: Turns
-    share: float = 1.0
+    share: float = 1.0  # time of an ideal step over the baseline's: p0 / p for strong scaling
 
 
 @dataclass(frozen=True)
@@ -228,35 +207,23 @@ class Amount:
 
 @dataclass(frozen=True)
 class Share:
-    """The part of a step that goes to a cause.
-
-    Attributes:
-        seconds: Seconds of a step, 0 or more; 0 for a fixed cost that is not shown.
-        interval: 95 % of the measured difference, which noise may make negative; None if unknown.
-        is_shown: Whether it is notable, its interval excludes 0, and no single turn causes it.
-        in_one_turn: Whether more than half of it comes from a single turn.
-    """
+    """The part of a step that goes to a cause."""
 
     cause: LostCause
-    seconds: float
+    seconds: float  # 0 or more; 0 for a fixed cost that is not shown
+    # 95 % of the measured difference, which noise may make negative; None if unknown.
     interval: Interval | None
-    is_shown: bool
-    in_one_turn: bool = False
+    is_shown: bool  # whether it is notable, its interval excludes 0, and no single turn causes it
+    in_one_turn: bool = False  # whether more than half of it comes from a single turn
 
 
 @dataclass(frozen=True)
 class Rare:
-    """Work that all ranks do in the same few steps, so that none waits for another.
+    """Work that all ranks do in the same few steps, so that none waits for another."""
 
-    Attributes:
-        seconds: Mean over all steps; part of what a rank computes.
-        interval: 95 %; None if unknown.
-        every: It occurs about once in so many steps.
-    """
-
-    seconds: float
-    interval: Interval | None
-    every: float
+    seconds: float  # mean over all steps; part of what a rank computes
+    interval: Interval | None  # 95 %; None if unknown
+    every: float  # it occurs about once in so many steps
 
 
 @dataclass(frozen=True)
@@ -270,46 +237,31 @@ class Gain:
 
 @dataclass(frozen=True)
 class Bound:
-    """The bottleneck of a step.
+    """The bottleneck of a step."""
 
-    Attributes:
-        kind: Follows the first cause that is shown. `compute`: all causes together are shown to be
-            small. `own`: the same, but no half batch separates the fixed cost of a step from its
-            computing. `open`: not enough evidence for either.
-        step_s: Mean step of the turns, or the step of the timed rounds, to which all is scaled.
-        compute_s: A rank's own work without the causes; adds up to `step_s` with their seconds.
-        slow: The slow rank, if shown; None for several launches, in which a rank may be on
-            different machines.
-        exposed_bucket_s: The exposed communication of each bucket, by the timeline; may be empty.
-        num_turns: Turns of each variant from which causes are judged.
-        late: The rank whose batches come late, if shown; None for several launches.
-        rare: Work of all ranks in some steps, if it is shown.
-        drift: A change of the step within the turns; causes are judged after it.
-        rate: Share of the turns that are set apart, see `division`.
-        excess: Sum of the measured parts beyond the step, as a share of it.
-        beyond_rounds: Step of the turns minus that of the rounds, as a share of the latter.
-        queued: Time that ranks waited for busy cores, as a share of the step.
-        round_s: The step of the rounds, if that median leaves out rare work, which the mean of the
-            turns, `step_s`, contains.
-    """
-
+    # Follows the first cause that is shown. `compute`: all causes together are shown to be small.
+    # `own`: the same, but no half batch separates the fixed cost of a step from its computing.
+    # `open`: not enough evidence for either.
     kind: Kind
-    step_s: float
+    step_s: float  # mean step of the turns, or the step of the rounds, to which all is scaled
     interval: Interval | None
-    compute_s: float
+    compute_s: float  # a rank's own work; adds up to `step_s` with the seconds of the causes
     shares: tuple[Share, ...]
     gains: tuple[Gain, ...]
+    # None for several launches, in which a rank may be on different machines.
     slow: SlowRank | None
-    exposed_bucket_s: tuple[float, ...]
+    exposed_bucket_s: tuple[float, ...]  # of each bucket, by the timeline; may be empty
     num_launches: int
-    num_turns: int
-    late: LateInput | None = None
+    num_turns: int  # turns of each variant from which causes are judged
+    late: LateInput | None = None  # None for several launches
     rare: Rare | None = None
     drift: Drift | None = None
-    rate: float = 0.0
-    excess: float = 0.0
-    beyond_rounds: float = 0.0
-    queued: float = 0.0
+    rate: float = 0.0  # share of the turns that are set apart, see `division`
+    excess: float = 0.0  # sum of the measured parts beyond the step, as a share of it
+    beyond_rounds: float = 0.0  # step of the turns minus that of the rounds, as a share of it
+    queued: float = 0.0  # time that ranks waited for busy cores, as a share of the step
+    # The step of the rounds, if that median leaves out rare work, which the mean of the turns,
+    # `step_s`, contains.
     round_s: float | None = None
 
     @property

@@ -9,7 +9,6 @@ from lockstep.measure.causes.bound import BOUND, LITTLE, NAMES, Bound, Change, K
 from lockstep.measure.causes.division import LateInput
 
 MILLI = 1e3
-WIDTH = 80
 
 KINDS: dict[Kind, str] = {
     "communication": "communication",

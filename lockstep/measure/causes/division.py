@@ -62,8 +62,6 @@ FULL, RESIDENT, OWN, HALF, REDUCE = "full", "resident", "own", "half", "reduce"
 RUNNING, DRAW = "running", "draw"
 # Lower limit of a mean wait, so that no division is by 0.
 TINY_S = 1e-12
-# The causes that add up to the step.
-PARTS = ("own", "imbalance", "contention", "exposed", "ddp", "input")
 # A turn is set apart above this multiple of its variant's lower quartile. It then adds as much as a
 # cause must take to be the bottleneck (`bound.BOUND`).
 RARE = 1.25
@@ -231,31 +229,22 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class SlowRank:
-    """The rank that the others wait for.
-
-    Attributes:
-        ratio: Its own step over the median of the other ranks', such as 1.12 for 12 % longer; the
-            geometric mean over turns.
-        interval: Interval of the ratio by Student's t over turns, for all ranks (Bonferroni).
-    """
+    """The rank that the others wait for."""
 
     rank: int
+    # Its own step over the median of the other ranks', such as 1.12 for 12 % longer; the geometric
+    # mean over turns.
     ratio: float
-    interval: Interval
+    interval: Interval  # of the ratio by Student's t over turns, for all ranks (Bonferroni)
 
 
 @dataclass(frozen=True)
 class LateInput:
-    """The rank whose batches come late, while at least half of the others have theirs.
-
-    Attributes:
-        wait_s: Its mean wait for a batch.
-        others_s: The mean of the median wait of the other ranks.
-    """
+    """The rank whose batches come late, while at least half of the others have theirs."""
 
     rank: int
-    wait_s: float
-    others_s: float
+    wait_s: float  # its mean wait for a batch
+    others_s: float  # the mean of the median wait of the other ranks
 
 
 def slow_rank(own_s: Sequence[Sequence[float]]) -> SlowRank | None:

@@ -60,9 +60,6 @@ class ImageDataset(Dataset[tuple[torch.Tensor, int]]):
         shape: Shape of an item; by default the image's own. (C*H*W,) flattens it; three channels
             repeat a grey image.
         augment: Crop a shifted window from the padded image, and mirror every other image.
-
-    Raises:
-        ValueError: The images cannot have that shape.
     """
 
     def __init__(
@@ -122,11 +119,7 @@ class MemmapImages(ImageDataset):
 
 
 def write_memmap(folder: Path, num_images: int, shape: tuple[int, int, int] = (3, 32, 32)) -> Path:
-    """Write generated images for `MemmapImages`, once; return the folder.
-
-    Raises:
-        ValueError: The folder already contains images of another number or shape.
-    """
+    """Write generated images for `MemmapImages`, once; return the folder."""
     with lock_folder(folder):
         if not (folder / "labels.npy").exists():
             with staging(folder) as stage:

@@ -55,12 +55,7 @@ SOURCES = {
 
 
 def fetch(archives: tuple[Archive, ...], root: Path) -> list[Archive]:
-    """Download missing archives under the folder's lock; return the downloaded ones.
-
-    Raises:
-        RuntimeError: An archive is not available or has another checksum, or the folder cannot be
-            written.
-    """
+    """Download missing archives under the folder's lock; return the downloaded ones."""
     with lock_folder(root):
         for archive in archives:
             _check(archive, root / archive.path)
@@ -145,11 +140,7 @@ def _size(path: Path) -> int:
 
 @contextlib.contextmanager
 def lock_folder(root: Path) -> Iterator[None]:
-    """Hold the lock of a shared folder: one process on all hosts has it at a time.
-
-    Raises:
-        RuntimeError: The folder cannot be written, or its file system has no locks.
-    """
+    """Hold the lock of a shared folder: one process on all hosts has it at a time."""
     with contextlib.ExitStack() as stack:
         try:
             root.mkdir(parents=True, exist_ok=True)

@@ -68,11 +68,7 @@ class ImageFiles:
 
 @contextmanager
 def image_files(harness: Harness, cache: str) -> Iterator[data.ImageDataset]:
-    """Write images under the data root, and remove them at the end; a collective call.
-
-    Raises:
-        ValueError: The folder is in memory, where no read is cold.
-    """
+    """Write images under the data root, and remove them at the end; a collective call."""
     if cache == "cold":
         refuse_in_case(harness.world, harness.rank_hosts, _problem(harness.data_root))
     num_images = min(harness.size.loader_samples, MOST_FILES)

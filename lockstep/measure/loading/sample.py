@@ -23,10 +23,9 @@ SHA256 = "bb681a874636e9f0c812286bbd3a567c63c4fd466483ad74cd8131602a8fb168"
 
 
 def write(root: Path) -> Path:
-    """Write the data set once, as https://www.cs.toronto.edu/~kriz/cifar.html describes its files.
+    """Write the data set once, and return its folder.
 
-    Returns:
-        Its folder.
+    https://www.cs.toronto.edu/~kriz/cifar.html describes the files.
     """
     draw = random.Random(SEED)  # noqa: S311, no secret; the same numbers in every version
 
@@ -48,11 +47,7 @@ def write(root: Path) -> Path:
 
 
 def check(*splits: tuple[np.ndarray, np.ndarray]) -> None:
-    """Refuse images (N, 3, 32, 32) and classes (N,) that are not those made.
-
-    Raises:
-        RuntimeError: The files were altered.
-    """
+    """Refuse images (N, 3, 32, 32) and classes (N,) that are not those made."""
     content = hashlib.sha256()
     for images, labels in splits:
         content.update(images.tobytes() + labels.astype(np.uint8).tobytes())

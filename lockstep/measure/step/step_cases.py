@@ -12,9 +12,10 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+import torch
 
 from lockstep import workloads
 from lockstep.core.flags import Flag, flag
@@ -23,18 +24,14 @@ from lockstep.core.sizes import halve_batch, num_moments
 from lockstep.core.studies import ON_REQUEST
 from lockstep.machine import hardware, memory
 from lockstep.measure.harness import Harness, Measurement, Part
-from lockstep.measure.step import variants
+from lockstep.measure.step import train_step, variants
+from lockstep.measure.step.precision import is_emulated, restore_precision_switches
+from lockstep.measure.step.train_step import StepConfig, TrainStep
 from lockstep.measure.step.variants import own_step
 from lockstep.measure.timing import Step
 from lockstep.ranks.process_group import num_collectives
-from lockstep.workloads import trees
+from lockstep.workloads import Workload, trees
 from lockstep.workloads.costs import batch_bytes, flop_per_item, model_bytes
-
-if TYPE_CHECKING:
-    import torch
-
-    from lockstep.measure.step.train_step import StepConfig
-    from lockstep.workloads import Workload
 
 # Adam moves each parameter by about its rate, whatever the gradient; 0.001 is torch's default.
 LEARNING_RATES = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
@@ -54,7 +51,7 @@ def measure_step(
 
 @contextlib.contextmanager
 def build_step(
-    harness: Harness, model: "Workload", local_batch: int, **settings: Any
+    harness: Harness, model: Workload, local_batch: int, **settings: Any
 ) -> "Iterator[WorkloadStep]":
     """Give a training step of a workload, on one batch that stays on the device.
 
@@ -69,9 +66,6 @@ def build_step(
         ValueError: The step would not fit a rank's memory.
         RuntimeError: A rank ran out of memory.
     """
-    from lockstep.measure.step.precision import restore_precision_switches
-    from lockstep.measure.step.train_step import StepConfig, find_unsuited
-
     asked = {name: value for name, value in harness.factors.items() if name in ON_REQUEST}
     if model.optimizer and (named := [name for name in ("optimizer", "fused") if name in asked]):
         pytest.skip(
@@ -81,7 +75,7 @@ def build_step(
     rate = LEARNING_RATES[asked.get("optimizer", "sgd")]
     config = StepConfig(**{"lr": rate} | settings | asked)
     skip_unless_supported(harness, config.precision)
-    if reason := find_unsuited(config, model):
+    if reason := train_step.find_unsuited(config, model):
         pytest.skip(reason)
     is_strong = "global_batch" in harness.factors
     with restore_precision_switches(), add_advice(local_batch, config, is_strong=is_strong):
@@ -105,28 +99,21 @@ def skip_unless_supported(harness: Harness, precision: str) -> None:
 class WorkloadStep:
     """A training step of a workload on a batch of its own; calling it runs one update.
 
-    Attributes:
-        ddp: The wrapped model.
-        samples: Samples of this rank in one step.
-        refused: Batches that did not fit memory, as a record keeps them.
+    `refused` are batches that did not fit memory, as a record keeps them.
     """
 
     def __init__(
         self,
         harness: Harness,
-        model: "Workload",
-        config: "StepConfig",
+        model: Workload,
+        config: StepConfig,
         local_batch: int,
         refused: Sequence[dict[str, Any]] = (),
     ) -> None:
-        import torch
-
-        from lockstep.measure.step.train_step import TrainStep, is_sharded
-
         self.harness, self.model, self.config = harness, model, config
         self.local_batch, self.refused = local_batch, refused
         self.samples = local_batch * model.samples_per_item
-        self.is_sharded = is_sharded(config)
+        self.is_sharded = train_step.is_sharded(config)
         self._refuse_beyond_memory()
         # Parameters are equal on all ranks; data differs.
         torch.manual_seed(harness.seed)
@@ -139,13 +126,12 @@ class WorkloadStep:
         generator.manual_seed(harness.seed + 1 + harness.world.rank)
         self.inputs, self.targets = model.make_batch(local_batch, harness.device, generator)
 
-    def __call__(self) -> "torch.Tensor":
+    def __call__(self) -> torch.Tensor:
         """Run a step; return the loss before it, a scalar on the device."""
         return self.train.run(self.inputs, self.targets)
 
     @property
-    def lockstep_measurement(self) -> "type[Measurement]":
-        """The class that makes a case of this step."""
+    def lockstep_measurement(self) -> type[Measurement]:
         return WorkloadMeasurement
 
     def _refuse_beyond_memory(self) -> None:
@@ -190,11 +176,9 @@ class WorkloadMeasurement(Measurement):
 
     def run_check(self) -> dict[str, Any]:
         """Return this rank's losses and its parameters' checksum; None if they are sharded."""
-        from lockstep.measure.step.train_step import parameter_checksum
-
         super().run_check()
         last = self.step().item()
-        checksum = None if self.step.is_sharded else parameter_checksum(self.ddp)
+        checksum = None if self.step.is_sharded else train_step.parameter_checksum(self.ddp)
         return {"first": self._first_loss, "last": last, "parameters": checksum}
 
     def time_variants(
@@ -230,8 +214,6 @@ class WorkloadMeasurement(Measurement):
 
     def facts(self, harness: Harness) -> dict[str, Any]:
         """Return the basis of the step, its buckets, and its flags."""
-        from lockstep.measure.step.train_step import buckets, gradient_bytes
-
         step, precision = self.step, self.step.config.precision
         flags = precision_flags(harness.device, precision)
         # Every precision here keeps parameters in fp32.
@@ -241,8 +223,10 @@ class WorkloadMeasurement(Measurement):
         # No sample is read, decoded or copied to the device in the timed region.
         optimizer = type(step.train.optimizer).__name__
         basis = Basis(step.model.data, times_input=False, optimizer=optimizer)
-        is_sharded = step.is_sharded
-        sent = {"gradient_bytes": gradient_bytes(step.ddp)} if is_sharded else buckets(step.ddp)
+        if step.is_sharded:
+            sent: dict[str, Any] = {"gradient_bytes": train_step.gradient_bytes(step.ddp)}
+        else:
+            sent = train_step.buckets(step.ddp)
         details = {**sent, **self._leads, BASIS: basis.to_dict()}
         if step.model.epoch_samples:
             details["epoch_samples"] = step.model.epoch_samples
@@ -298,15 +282,11 @@ def bucket_starts(train: Any, own: Step) -> dict[str, Any]:
     return {"bucket_lead_s": leads, **first}
 
 
-def facts_of(
-    harness: Harness, model: "Workload", precision: str, local_batch: int
-) -> dict[str, Any]:
+def facts_of(harness: Harness, model: Workload, precision: str, local_batch: int) -> dict[str, Any]:
     """Return the fields of `CaseRecord` that follow from model, batch and device."""
     flop = None if model.step else flop_per_item(model)  # its own step may compute anything
     peak = None
     if harness.device.type == "cuda":
-        import torch
-
         name = torch.cuda.get_device_name(harness.device)
         peak = hardware.peak_flop_per_s(name, precision)
     return {
@@ -319,10 +299,7 @@ def facts_of(
     }
 
 
-def precision_flags(device: "torch.device", precision: str) -> list[Flag]:
-    """Return a flag if the device computes a precision in software."""
-    from lockstep.measure.step.precision import is_emulated
-
+def precision_flags(device: torch.device, precision: str) -> list[Flag]:
     return [flag("bf16-emulated")] if is_emulated(precision, device) else []
 
 
@@ -365,8 +342,6 @@ def fit(
         # another rank did not call never ends.
         gc.collect()
         if harness.device.type == "cuda":
-            import torch
-
             torch.cuda.empty_cache()
         if not out:
             return local_batch, refused
@@ -383,14 +358,10 @@ def fit(
 
 
 @contextlib.contextmanager
-def add_advice(local_batch: int, config: "StepConfig", *, is_strong: bool) -> Iterator[None]:
+def add_advice(local_batch: int, config: StepConfig, *, is_strong: bool) -> Iterator[None]:
     """Add advice to the error of a rank without memory for a step.
 
     With `is_strong` the user chose the batch of all ranks.
-
-    Raises:
-        RuntimeError: A rank ran out of memory.
-        ValueError: A rank would run out of memory.
     """
     try:
         yield
@@ -399,11 +370,8 @@ def add_advice(local_batch: int, config: "StepConfig", *, is_strong: bool) -> It
             raise
         kind = ValueError if isinstance(error, ValueError) else RuntimeError
         batch = "global" if is_strong else "local"
-        halving = (
-            ""
-            if isinstance(error, memory.ExhaustedError)
-            else "--on-oom halve, which flags the result, or "
-        )
+        can_halve = not isinstance(error, memory.ExhaustedError)
+        halving = "--on-oom halve, which flags the result, or " if can_halve else ""
         recipes = [
             f"a smaller batch ({halving}--{batch}-batch)",
             f"more micro-batches (--set accumulation={2 * config.accumulation})",

@@ -36,34 +36,23 @@ SETTLED_STEPS = 3
 
 @dataclass(frozen=True)
 class StepConfig:
-    """The settings of a step.
+    """The settings of a step."""
 
-    Attributes:
-        precision: One of `sizes.PRECISIONS`. fp32 forbids TF32; bf16 and fp16 are autocast.
-        bucket_cap_mb: DDP's bucket size in MiB; None leaves DDP's default.
-        no_sync: All-reduce on the last micro-batch only; False synchronises on each, the
-            common mistake, to show its cost.
-        optimizer: One of `sizes.OPTIMIZERS`.
-        fused: Whether one kernel updates all parameters; None fuses on a GPU alone.
-        weight_decay: L2 penalty of SGD and Adam, decoupled from the gradient in AdamW.
-        strategy: One of `sizes.STRATEGIES`.
-        activation_checkpointing: Compute the activations of each block again in the backward.
-    """
-
-    precision: str = "fp32"
-    bucket_cap_mb: float | None = None
+    precision: str = "fp32"  # one of `sizes.PRECISIONS`; fp32 forbids TF32, bf16 and fp16 autocast
+    bucket_cap_mb: float | None = None  # DDP's bucket size in MiB; None leaves DDP's default
     accumulation: int = 1
+    # All-reduce on the last micro-batch only; False synchronises on each, the common mistake, to
+    # show its cost.
     no_sync: bool = True
-    optimizer: str = "sgd"
-    fused: bool | None = None
+    optimizer: str = "sgd"  # one of `sizes.OPTIMIZERS`
+    fused: bool | None = None  # whether one kernel updates all; None fuses on a GPU alone
     lr: float = 0.01
     momentum: float = 0.9
-    weight_decay: float = 0.0
-    strategy: str = "ddp"
-    activation_checkpointing: bool = False
+    weight_decay: float = 0.0  # L2 penalty of SGD and Adam, decoupled from the gradient in AdamW
+    strategy: str = "ddp"  # one of `sizes.STRATEGIES`
+    activation_checkpointing: bool = False  # compute each block again in the backward
 
     def __post_init__(self) -> None:
-        """Refuse an unknown precision or strategy, and numbers out of range."""
         if self.precision not in PRECISIONS:
             raise ValueError(
                 f"there is no precision {self.precision!r}; choose from {', '.join(PRECISIONS)}"
@@ -136,9 +125,6 @@ class TrainStep:
 
         Returns:
             The mean loss of this rank's batch before the update, a scalar on the device.
-
-        Raises:
-            ValueError: The local batch does not split into equal micro-batches.
         """
         if self._own_step:
             return self._own_step(self, (inputs, targets))
@@ -217,9 +203,6 @@ def wrap(model: nn.Module, config: "StepConfig", device: torch.device, own: Work
     """Return a model whose backward synchronises gradients by the strategy.
 
     For DDP the model is on the device already; FSDP moves it there block by block.
-
-    Raises:
-        ValueError: The strategy lacks a setting, or checkpointing finds no block of the model.
     """
     if reason := find_unsuited(config, own):
         raise ValueError(reason)

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any
 from lockstep.core.sizes import Size
 from lockstep.measure import timing
 from lockstep.measure.timing import Step
-from lockstep.ranks.process_group import num_collectives
+from lockstep.ranks.process_group import World, num_collectives
 
 if TYPE_CHECKING:
     import torch
 
     from lockstep.measure.step.train_step import TrainStep
-    from lockstep.ranks.process_group import World
 
 # About the largest cost of a turn of each variant, in whole steps.
 COST = {"full": 1.0, "resident": 1.0, "own": 1.0, "half": 0.5, "reduce": 0.5}
@@ -44,19 +43,12 @@ LEAD_STEPS = 2
 
 @dataclass(frozen=True)
 class Plan:
-    """How often the variants run.
+    """How often the variants run."""
 
-    Attributes:
-        blocks: Turns of each variant.
-        steps: Steps of a turn.
-        workers: Processes that fetch batches; 0 if a step fetches its own.
-        run: Turns of a variant in a row; `blocks` is a multiple of it.
-    """
-
-    blocks: int
-    steps: int
-    workers: int = 0
-    run: int = 1
+    blocks: int  # turns of each variant
+    steps: int  # of a turn
+    workers: int = 0  # processes that fetch batches; 0 if a step fetches its own
+    run: int = 1  # turns of a variant in a row; `blocks` is a multiple of it
 
     @property
     def full_steps(self) -> int:
@@ -89,22 +81,19 @@ def plan_turns(
     return replace(plan, blocks=math.ceil(blocks / run) * run, run=run)
 
 
-def draw_order(world: "World", case: str) -> int:
+def draw_order(world: World, case: str) -> int:
     """Return the seed of an order, drawn anew in each run by rank 0; a collective call."""
     seed = secrets.randbits(32)  # not from generators that a user may have seeded
     return int(world.control.settle_all(f"{case}/order", seed, lambda seeds: seeds[0]))
 
 
 def time_in_turns(
-    world: "World", variants: Mapping[str, Step], plan: Plan, seed: int
+    world: World, variants: Mapping[str, Step], plan: Plan, seed: int
 ) -> dict[str, list[float]]:
     """Return this rank's seconds per step in each turn of each variant; a collective call.
 
     Names, plan and seed (of the order) are equal on all ranks, as each turn begins with a barrier.
-
-    Returns:
-        Variant -> seconds, shape (plan.blocks,); `running` is `own` without waits for a core, if
-        these are known.
+    `running` is `own` without waits for a core, if these are known.
     """
     for step in variants.values():
         step()  # the first step after another variant allocates memory
@@ -200,12 +189,8 @@ def reduce_buckets(ddp: Any) -> Step:
 def bucket_leads(ddp: Any, own: Step) -> list[float]:
     """Return how long before the end of the backward each bucket has all of its gradients.
 
-    Args:
-        ddp: The model; DDP settles on its buckets in the first three steps.
-        own: The step without gradient synchronisation, which has run before.
-
-    Returns:
-        Seconds, shape (num_buckets,), in the order in which buckets are reduced; median of steps.
+    The seconds, medians of steps, come in the order in which buckets are reduced. DDP settles on
+    its buckets in its first three steps; `own`, without gradient synchronisation, has run before.
     """
     from lockstep.measure.step.train_step import bucket_bytes
 
@@ -268,8 +253,6 @@ class Marks:
     of_steps: list[list[tuple[str, Any]]] = field(default_factory=list)
 
     def mark_phases(self, step: "TrainStep", whole: Step) -> Step:
-        """Return a step that marks its phases."""
-
         def marked() -> None:
             self.begin()
             before, step.on_phase = step.on_phase, self.end
@@ -281,11 +264,9 @@ class Marks:
         return marked
 
     def begin(self) -> None:
-        """Mark the beginning of a step."""
         self.of_steps.append([("", timing.mark(self.device))])
 
     def end(self, phase: str) -> None:
-        """Mark the end of a phase."""
         self.of_steps[-1].append((phase, timing.mark(self.device)))
 
     def last_s(self, phase: str) -> list[float]:
