@@ -5,6 +5,6 @@ from lockstep.measure.step.step_cases import measure_step
 
 
 @pytest.mark.cases("precision")
-def test_precision(lockstep: Harness) -> None:
+def test_precision(lockstep: Harness, workload: str, precision: str, local_batch: int) -> None:
     """What does a lower precision gain, and does the step still train?"""
-    measure_step(lockstep, **lockstep.factors)
+    measure_step(lockstep, workload, local_batch, precision=precision)
