@@ -183,7 +183,7 @@ def document(
             for block in (drawn[text]() if text in drawn else [{"kind": "text", "text": text}])
         ]  # fmt: skip
         blocks += [
-            {"note": ""} | spec | {"kind": "figure"} for spec in specs
+            {"note": "", **spec, "kind": "figure"} for spec in specs
             if spec["id"] in section.get("figures", [])
         ]  # fmt: skip
         if blocks:

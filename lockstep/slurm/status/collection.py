@@ -138,7 +138,7 @@ def _rank_hours(results: Results) -> dict[str, dict[str, float]]:
             if entry.get("kind") == "launch":
                 job_id = next(sent.writers(entry), "")
             elif entry.get("kind") == "case":
-                block = sent.find_table(entry, "benchmark", "extra_info", KEY)
+                block: Any = sent.find_table(entry, "benchmark", "extra_info", KEY)
                 elapsed_s, world_size = block.get("elapsed_s"), block.get("world_size")
                 is_known = isinstance(elapsed_s, int | float) and isinstance(world_size, int)
                 rank_s = elapsed_s * world_size if is_known else 0.0
