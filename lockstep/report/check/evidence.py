@@ -12,6 +12,7 @@ from lockstep.core.flags import Flag
 from lockstep.core.record import KEY, case_name
 from lockstep.core.studies import IMPORTED, LADDERS
 from lockstep.report.compute.scaling import Point, Series, series_of
+from lockstep.report.load.gaps import Gap, gaps
 from lockstep.report.load.results import Conflict, Launch, Results, Row
 from lockstep.report.words.lines import plain
 
@@ -161,6 +162,10 @@ class Evidence:
             for size in self.sizes.get(case, ())
             if size in finding.world_sizes or not finding.world_sizes
         )
+
+    @cached_property
+    def gaps(self) -> list[Gap]:
+        return gaps(self.results)
 
     @cached_property
     def sizes(self) -> dict[str, set[int]]:
