@@ -65,9 +65,14 @@ class Place:
         """Return a field of the point's rows, without unknown values."""
         return [x for row in self.point.rows if (x := getattr(row, name)) is not None]
 
+    @cached_property
+    def has_ratio(self) -> bool:
+        """Whether ratios to the baseline have a meaning, and the check blocks none."""
+        return self.series.is_compared and not self.point.blocked_by
+
     def ratio(self, value: Any) -> Any:
-        """Return a ratio to the baseline; None if meaningless or blocked by the check."""
-        return None if self.point.blocked_by or not self.series.is_compared else value
+        """Return a ratio to the baseline; None if it has no meaning here."""
+        return value if self.has_ratio else None
 
 
 class Column(NamedTuple):
@@ -422,6 +427,8 @@ def table(series: Iterable[Series]) -> list[dict[str, Any]]:
         blank |= dict.fromkeys((name, *(ends or ())))
         if column.value is not None:
             derived.append((name, column.value, ends))
+    # Other points have none of a training's values, but may have an epoch of their data set.
+    untrained = [each for each in derived if each[0] == "epoch_s" or each[0] not in OF_TRAININGS]
     records = []
     for curve in every:
         for point in curve.points:
@@ -429,7 +436,7 @@ def table(series: Iterable[Series]) -> list[dict[str, Any]]:
             record.update(zip(of_point, take_point(point), strict=True))
             record.update(zip(of_row, take_row(point.rows[0]), strict=True))
             place = Place(curve, point, learned.get(point))
-            for name, value, ends in derived:
+            for name, value, ends in derived if place.learned else untrained:
                 if ends is None:
                     record[name] = value(place)
                 else:

@@ -11,6 +11,7 @@ from lockstep.core.findings import Level
 from lockstep.core.record import KEY, case_name
 from lockstep.core.studies import IMPORTED, LADDERS
 from lockstep.report.compute.scaling import Point, Series, series_of
+from lockstep.report.load.gaps import Gap, gaps
 from lockstep.report.load.results import Conflict, Launch, Results, Row
 from lockstep.report.words.lines import plain
 
@@ -137,6 +138,10 @@ class Evidence:
     def table(self, series: Series) -> dict[str, Any]:
         """Return the facts stored with an imported table; empty if there are none."""
         return self.results.tables.get(series.case, {})
+
+    @cached_property
+    def gaps(self) -> list[Gap]:
+        return gaps(self.results)
 
     @cached_property
     def entries(self) -> list[Entry]:

@@ -27,8 +27,9 @@ from lockstep.report.compute import replicates
 from lockstep.report.compute.alternatives import equal_buckets
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import CONFIDENCE, log_interval
-from lockstep.report.load import gaps, sources, training_runs
+from lockstep.report.load import sources, training_runs
 from lockstep.report.load.conflicts import BATCHES
+from lockstep.report.load.gaps import Gap
 from lockstep.report.load.results import COPY, Launch, Results, Row
 from lockstep.report.load.sources import JOURNAL
 
@@ -281,7 +282,7 @@ def too_few_steps(series: Series) -> Iterator[Finding]:
 def unfinished_launches(evidence: Evidence) -> Iterator[Finding]:
     """A launch ended before all of its cases were measured, skipped or failed."""
     results = evidence.results
-    missed = [gap for gap in gaps.gaps(results) if gap.kind == "no-result"]
+    missed = [gap for gap in evidence.gaps if gap.kind == "no-result"]
     for launch in results.launches:
         cases = [_pooled(gap.case, results) for gap in missed if gap.launch == launch.name]
         # Failed cases have their own rule.
@@ -345,7 +346,7 @@ def unreadable_launches(evidence: Evidence) -> Iterator[Finding]:
       "fix the cause, then start the launch again")  # fmt: skip
 def failed_cases(evidence: Evidence) -> Iterator[Finding]:
     """A case failed."""
-    for gap in gaps.gaps(evidence.results):
+    for gap in evidence.gaps:
         if gap.kind == "failed":
             yield _gap(gap, f"failed: {gap.reason}", "fix the cause, then {}", evidence.results)
 
@@ -355,7 +356,7 @@ def failed_cases(evidence: Evidence) -> Iterator[Finding]:
 def missing_cases(evidence: Evidence) -> Iterator[Finding]:
     """A case or a launch was planned, but has no result."""
     ended_early = {launch.name for launch in evidence.launches if not launch.complete}
-    for gap in gaps.gaps(evidence.results):
+    for gap in evidence.gaps:
         if gap.kind != "failed" and gap.can_be_filled and gap.launch not in ended_early:
             text = "the case was expected, but the launch has no result for it"
             if gap.kind == "not-run":
@@ -367,14 +368,14 @@ def missing_cases(evidence: Evidence) -> Iterator[Finding]:
       "restore the earlier repeats and world sizes in the campaign and run it again")  # fmt: skip
 def dropped_launches(evidence: Evidence) -> Iterator[Finding]:
     """A launch was planned, and dropped by fewer repeats or world sizes once others had results."""
-    for gap in gaps.gaps(evidence.results):
+    for gap in evidence.gaps:
         if gap.kind == "dropped":
             text = "the launch was planned, but repeats or world sizes were lowered since"
             yield Finding(gap.kind, text, launches=(gap.launch,),
                           world_sizes=(gap.world_size,) if gap.world_size else ())  # fmt: skip
 
 
-def _gap(gap: gaps.Gap, text: str, action: str, results: Results) -> Finding:
+def _gap(gap: Gap, text: str, action: str, results: Results) -> Finding:
     """Return the finding of a gap; a training run's gap concerns all its repeats."""
     by, action = _again(results, gap.launch, action)
     return Finding(gap.kind, text, action=action, values={"reason": gap.reason, "by": by},

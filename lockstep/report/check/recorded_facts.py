@@ -121,8 +121,15 @@ def circumstances(evidence: Evidence) -> Iterator[Finding]:
         own = [entries[place] for place in places if place in entries]
         names = dict.fromkeys(entry.launch.name for entry in own)
         cores = _other_cores({name: share for name in names if (share := shares[name])})
+        # Most facts are equal in all records, and then none of their parts differs.
+        equal = {
+            name for entry in own[:1] for name, value in entry.block.items()
+            if all(name in other.block and other.block[name] == value for other in own)
+        }  # fmt: skip
         known = [
-            facts[entry.launch.name] | flat(entry.block, "case") | cores.get(entry.launch.name, {})
+            facts[entry.launch.name]
+            | flat({n: value for n, value in entry.block.items() if n not in equal}, "case")
+            | cores.get(entry.launch.name, {})
             for entry in own
         ]
         yield from _odd_entries(own, known)

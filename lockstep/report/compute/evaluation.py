@@ -5,6 +5,7 @@ Page, gate, pack, tracker and data frame choose from these and format; they comp
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from lockstep.core.formats import counted, listed
@@ -13,6 +14,7 @@ from lockstep.report.check.checker import Finding
 from lockstep.report.compute.scaling import Point, Series, series_of
 from lockstep.report.load.reading import gather
 from lockstep.report.load.results import Results, Row
+from lockstep.report.words import names
 
 # Findings that disappear once a running launch is complete.
 UNTIL_COMPLETE = ("not-run", "no-result", "early-end")
@@ -32,17 +34,22 @@ class Evaluation:
     findings: list[Finding]
     left_out: list[Row]
 
+    @cached_property
+    def short(self) -> tuple[list[Series], str]:
+        """The series with short labels, and a line of the factors that all share."""
+        return names.short(self.series)
+
     @property
     def not_pooled(self) -> str:
         """A message that names the launches in `left_out`; empty if there are none."""
         if not self.left_out:
             return ""
-        names = list(dict.fromkeys(row.launch for row in self.left_out))
+        launches = list(dict.fromkeys(row.launch for row in self.left_out))
         points = len({row.point for row in self.left_out})
-        are = "is" if len(names) == 1 else "are"
+        are = "is" if len(launches) == 1 else "are"
         return (
-            f"{counted(len(names), 'launch')} {are} left out of {counted(points, 'point')}, since "
-            f"they may not be pooled with the other launches: {listed(names)}"
+            f"{counted(len(launches), 'launch')} {are} left out of {counted(points, 'point')}, "
+            f"since they may not be pooled with the other launches: {listed(launches)}"
         )
 
 
@@ -80,7 +87,7 @@ def evaluate_folder(folder: Path, coming: Collection[str] = ()) -> Evaluation:
 
 
 def finish(series: Sequence[Series], findings: Sequence[Finding]) -> list[Series]:
-    """Return series whose points hold the rules that block their ratios, and whether one warns.
+    """Return series whose points hold the rules that block their ratios, and the sizes warned of.
 
     An error blocks the ratios of each point that it touches, or whose baseline it touches. Targets
     keep their ratios.
@@ -92,17 +99,13 @@ def finish(series: Sequence[Series], findings: Sequence[Finding]) -> list[Series
     for old in series:
         for point in old.points:
             rows = [*point.rows, *old.base.rows]
-            points[id(point)] = replace(
-                point,
-                is_warned_of=(old.case, point.world_size) in warned,
-                blocked_by=[]
-                if old.row.origin == "target"
-                else checker.list_touching(blocking, rows),
-            )
+            rules = checker.list_touching(blocking, rows) if old.row.origin != "target" else []
+            points[id(point)] = replace(point, blocked_by=rules) if rules else point
         finished[id(old)] = replace(
             old,
             base=points[id(old.base)],
             points=[points[id(point)] for point in old.points],
             main=finished[id(old.main)] if old.main else None,
+            warned={p.world_size for p in old.points if (old.case, p.world_size) in warned},
         )
     return list(finished.values())

@@ -5,8 +5,9 @@ speedup(p) = X(p) / X(p0) and parallel_efficiency(p) = speedup(p) / (p / p0).
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -53,7 +54,6 @@ class Point:
         cost: Device-hours times the price of a device-hour.
         flag_numbers: Numbers of its flags, counted over all series.
         blocked_by: Rules of the check whose errors block the ratios, see `evaluation`.
-        is_warned_of: Whether a warning of the check concerns it, apart from its flags.
     """
 
     world_size: int
@@ -81,7 +81,6 @@ class Point:
     cost: float | None = None
     flags: list[Flag] = field(default_factory=list)
     blocked_by: list[str] = field(default_factory=list)
-    is_warned_of: bool = False
     flag_numbers: list[int] = field(default_factory=list)
 
     @property
@@ -137,7 +136,7 @@ class Point:
         return _over(self.mean_step_s, self.step_s)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Series:
     """The points of one case over world sizes, and their baseline.
 
@@ -148,6 +147,7 @@ class Series:
         label: The factors that vary, and `layout`.
         layout: How the layout differs from the main one; empty for the main series.
         main: The main series of the case; None for itself.
+        warned: World sizes that a warning of the check concerns, apart from flags.
     """
 
     case: str
@@ -156,8 +156,9 @@ class Series:
     points: list[Point]
     layout: str = ""
     main: "Series | None" = None
+    warned: Collection[int] = ()
 
-    @property
+    @cached_property
     def row(self) -> Row:
         """A row, for facts that all rows share."""
         return self.points[0].rows[0]

@@ -105,27 +105,29 @@ def _mixed_cases(rows: Iterable[Row]) -> Iterator[Conflict]:
 
 def _mixed(rows: Sequence[Row], names: Iterable[str]) -> Iterator[Conflict]:
     for name in names if len(rows) > 1 else ():
-
-        def value(row: Row, name: str = name) -> Any:
-            return row.details.get(name) if name == "gradient_bytes" else getattr(row, name)
-
-        values = [value(row) for row in rows]
+        values = [
+            row.details.get(name) if name == "gradient_bytes" else getattr(row, name)
+            for row in rows
+        ]
         if values.count(values[0]) == len(values):
             continue
         # Facts that older files lack are not compared.
-        known = [row for row in rows if name not in SOURCES or value(row) is not None]
-        for alike, odd in find_minorities(known, [value(row) for row in known]):
-            usual, other = alike[0], odd[0]
-            differing = value(usual), value(other)
+        pairs = [
+            (row, value)
+            for row, value in zip(rows, values, strict=True)
+            if name not in SOURCES or value is not None
+        ]
+        for most, others in find_minorities(pairs, [value for _, value in pairs]):
+            (usual, expected), (other, found) = most[0], others[0]
             yield Conflict(
                 name,
                 f"{usual.case}, launches {usual.launch} and {other.launch}",
-                f"{usual.case} has {name} {differing[0]} in launch {usual.launch}, but "
-                f"{differing[1]} in launch {other.launch}; report them separately",
-                usual.case, values=differing, usual=usual.launch,
-                launches=tuple(dict.fromkeys(row.launch for row in odd)),
-                world_sizes=tuple(dict.fromkeys(row.world_size for row in odd)),
-                is_tie=len(alike) == len(odd),
+                f"{usual.case} has {name} {expected} in launch {usual.launch}, but "
+                f"{found} in launch {other.launch}; report them separately",
+                usual.case, values=(expected, found), usual=usual.launch,
+                launches=tuple(dict.fromkeys(row.launch for row, _ in others)),
+                world_sizes=tuple(dict.fromkeys(row.world_size for row, _ in others)),
+                is_tie=len(most) == len(others),
             )  # fmt: skip
 
 

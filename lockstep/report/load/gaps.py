@@ -54,7 +54,14 @@ def gaps(results: Results) -> list[Gap]:
         for size in results.campaign.get("left_out", [])
     ]  # fmt: skip
     not_run = [gap for folder in results.plans for gap in _not_run(folder, results)]
-    cases = [gap for launch in results.launches for gap in _of_launch(launch, results)]
+    known: dict[str, set[str]] = {}
+    for row in results.rows:
+        known.setdefault(row.launch, set()).add(row.recorded_case)
+    cases = [
+        gap
+        for launch in results.launches
+        for gap in _of_launch(launch, known.get(launch.name, set()))
+    ]
     return left_out + not_run + cases
 
 
@@ -82,9 +89,8 @@ def _not_run(folder: Path, results: Results) -> Iterator[Gap]:
             yield Gap("dropped", planned["name"], None, planned.get("world_size"))
 
 
-def _of_launch(launch: Launch, results: Results) -> Iterator[Gap]:
+def _of_launch(launch: Launch, known: set[str]) -> Iterator[Gap]:
     facts, size = launch.facts, launch.facts.get("world_size")
-    known = {row.recorded_case for row in results.rows if row.launch == launch.name}
     kinds: tuple[Kind, Kind] = ("failed", "skipped")
     for kind in kinds:
         for entry in facts.get(kind) or []:

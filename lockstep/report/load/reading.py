@@ -226,7 +226,8 @@ def _checked_case(block: Any, where: str) -> CaseRecord:
         ValueError: Its ranks differ in rounds, steps or turns.
     """
     case = check_value(CaseRecord, block, where)
-    if later := {key: value for key, value in block.items() if key not in _CASE_FIELDS}:
+    if not block.keys() <= _CASE_FIELDS:
+        later = {key: value for key, value in block.items() if key not in _CASE_FIELDS}
         case = replace(case, details=later | case.details)
     check_value(Details, case.factors, where)
     details = check_value(Details, case.details, where)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from lockstep.core.formats import capital, counted, listed, number, percent, percent_span, ratio
@@ -56,7 +57,7 @@ class Headline:
     why: Reason | None
     why_blocked: str = ""
 
-    @property
+    @cached_property
     def sentence(self) -> str:
         """The lines as sentences."""
         is_blocked = self.kind == "blocked"
@@ -145,7 +146,7 @@ class Headline:
         """The number of points that are flagged, or warned of by the check."""
         points = self.series.points
         text = f"{num_flagged(points) or 'none'} of its {counted(len(points), 'point')} flagged"
-        num_warned = sum(point.is_warned_of for point in points)
+        num_warned = sum(point.world_size in self.series.warned for point in points)
         warned = f", check warns about {counted(num_warned, 'point')}"
         return text + warned * bool(num_warned)
 

@@ -61,7 +61,7 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def plain(text: str) -> str:
     """Return a text with a report's dash, thin space, arrow and sign of times in ASCII."""
-    return text.translate(ASCII)
+    return text if text.isascii() else text.translate(ASCII)
 
 
 def signs(text: str) -> str:
