@@ -258,7 +258,7 @@ class Campaign(Table):
     )
     workload: str | None = key("model to train in all studies, such as mlp:width=512")
     precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = key(
-        "precision of all studies except the study named precision; by default fp32"
+        "precision of all studies but `precision`, which varies it; by default fp32"
     )
     global_batch: Count | None = key(
         "global batch of the study strong: samples per optimizer update over all ranks"

@@ -79,7 +79,7 @@ def build(
 ) -> None:
     """Build IMAGE from DEFINITION, a file or one of the built-in `pytorch` and `cpu`.
 
-    By default IMAGE is named after the definition. An image that has the same content is kept.
+    By default IMAGE is named after the definition. An image with this content is not rebuilt.
     Names in `%files` are relative to the current folder, or in a built-in definition to the
     checkout.
 

@@ -82,7 +82,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "device of the ranks (default: cuda if there is a GPU)"},
     "--workload": {"help": "model to train in all studies, such as resnet50 or mlp:width=512"},
     "--precision": {"action": PrecisionAction, "metavar": "{" + ",".join(sizes.PRECISIONS) + "}",
-        "help": "precision of all studies except the study named precision; a per cent value such "
+        "help": "precision of all studies but `precision`, which varies it; a per cent value such "
                 "as 1%% instead repeats rounds until the margin of error of the mean is at most "
                 "1%% (like --benchmark-precision)"},
     "--global-batch": {"type": int, "help": "global batch of the study strong: samples per "

@@ -43,7 +43,7 @@ def shares(phases: Phases) -> dict[str, Any]:
 
 
 def describe(shares: dict[str, Any]) -> str:
-    alone = f" ({percent(shares['exposed'])} % while nothing else runs)"
+    alone = f" ({percent(shares['exposed'])} % not hidden by computing)"
     parts = [
         f"{part} {percent(share)} %{alone if part == 'communication' else ''}"
         for part, share in (shares["parts"] | {"rest": shares["rest"]}).items()

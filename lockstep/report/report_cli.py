@@ -98,7 +98,7 @@ def report(
 
     Each PATH is a campaign folder, a folder of pytest-benchmark files, one such file, a folder of
     trainings, one that `lockstep import` wrote, or an archive of `lockstep bundle`.
-    Launches that may not be pooled with most launches of their point are left out. The exit code is
+    Launches that cannot be pooled with most launches of their point are left out. The exit code is
     then 1, or 2 if no point remains. If `lockstep check` finds an error about a point, the page and
     the table show no ratio of it.
     """

@@ -267,7 +267,7 @@ REASONS = {
     NEVER_SATISFIED: "the job can never start, because a job before it failed; cancel the job",
     "Dependency": "the job depends on another job",
     "BeginTime": "the job's begin time has not come yet",
-    "JobArrayTaskLimit": "the job's array already runs as many elements as may run at once",
+    "JobArrayTaskLimit": "the job's array already runs its maximum of elements",
     "PartitionDown": "the job's partition is down; another partition may be up",
     "PartitionInactive": "the job's partition is down; another partition may be up",
     "PartitionNodeLimit": "the job can never start, because the partition gives a job fewer nodes; "

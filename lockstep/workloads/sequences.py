@@ -31,9 +31,7 @@ def sequences(bucketed: int = 0, layers: int = 2, width: int = 64, longest: int 
         ValueError: The width is not a multiple of 4.
     """
     if width % 4:
-        raise ValueError(
-            f"workload sequences needs a width that is a multiple of 4, but got {width}"
-        )
+        raise ValueError(f"workload sequences: width {width} is not a multiple of 4")
 
     def make_batch(
         num_items: int, device: torch.device, generator: torch.Generator | None

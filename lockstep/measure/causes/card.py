@@ -111,7 +111,8 @@ def headline(bound: Bound) -> str:
             f"{less} in the turns that show causes. Measure again on a quiet machine."
         )
     if bound.kind == "open":
-        return f"Not enough evidence: {step}; no cause is shown to take {percent(NOTABLE)} % of it."
+        least = percent(NOTABLE)
+        return f"Not enough evidence: {step}; no cause is proven to take {least} % of it."
     if bound.lost_s < LITTLE * bound.step_s or not named:
         return f"Little is lost: {step}, and a rank's own work is nearly all of it."
     name = KINDS[bound.kind]

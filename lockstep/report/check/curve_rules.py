@@ -209,9 +209,7 @@ def samples_time(evidence: Evidence) -> Iterator[Finding]:
         factor, rounds = _stored_factor(entry), entry.round_s
         # NaN is neither 1 nor the world size.
         if not (abs(factor - 1) <= EXACT or _is_size(factor, entry.block["world_size"], EXACT)):
-            text = (
-                f"the stored throughput times the time is {factor:.4g} times the number of samples"
-            )
+            text = f"stored throughput multiplied by time gives {factor:.4g} times the samples"
             yield fact("stored-throughput", text, at=entry, factor=factor)
             continue
         for name, stored, true in (

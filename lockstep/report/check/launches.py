@@ -342,7 +342,7 @@ def unreadable_launches(evidence: Evidence) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-@rule("failed-case", "error", "the cases that remain may look better than all cases together would",
+@rule("failed-case", "error", "without the missing cases, the results may look too good",
       "fix the cause, then start the launch again")  # fmt: skip
 def failed_cases(evidence: Evidence) -> Iterator[Finding]:
     """A case failed."""

@@ -49,7 +49,7 @@ class Evaluation:
         are = "is" if len(launches) == 1 else "are"
         return (
             f"{counted(len(launches), 'launch')} {are} left out of {counted(points, 'point')}, "
-            f"since they may not be pooled with the other launches: {listed(launches)}"
+            f"since they cannot be pooled with the other launches: {listed(launches)}"
         )
 
 

@@ -111,9 +111,7 @@ class Targets(inputs.Table):
             # TOML reads the bare key 2.5 as a table 2 that holds a 5.
             name = f"{size}.{next(iter(value), '')}" if isinstance(value, dict) else str(size)
             if not re.fullmatch(WORLD_SIZE, name):
-                raise ValueError(
-                    f"{name} is not a world size; write whole numbers, such as {{2 = 0.9}}"
-                )
+                raise ValueError(f"{name} is not a world size; keys are whole numbers: {{2 = 0.9}}")
         return values
 
     @model_validator(mode="after")

@@ -391,7 +391,7 @@ def objections(evaluation: Evaluation, chosen: Chosen, is_example: bool) -> Iter
         names = list(dict.fromkeys(row.launch for row in left_out))
         num_points = len({row.point for row in left_out})
         text = (
-            f"{counted(len(names), 'launch')} may not be pooled with the other launches of "
+            f"{counted(len(names), 'launch')} cannot be pooled with the other launches of "
             f"{counted(num_points, 'point')}: {listed(names, MAX_NAMED)}"
         )
         yield Objection("left-out", text, {"launches": names, "num_points": num_points})

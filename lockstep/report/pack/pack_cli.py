@@ -62,8 +62,8 @@ def write(
         click.echo(f"objection: {objection.text}", err=True)
     if against and not pack["despite"]:
         click.echo(
-            "No pack was written. Fix these objections and measure again, or pass --despite to "
-            "write the pack with the objections in its text.",
+            "Nothing was written. Fix these problems and measure again, or pass --despite to write "
+            "the text with the objections in it.",
             err=True,
         )
         return 1

@@ -51,7 +51,7 @@ def html(data: dict[str, Any], mark: str = MARK) -> str:
 def refuse_foreign(target: Path, force: bool, option: str, mark: str = MARK) -> None:
     """Raise ValueError if the target is a folder, or a page that its command did not write."""
     if target.is_dir():
-        raise ValueError(f"{target} is a folder; name the page in it, as {target / 'report.html'}")
+        raise ValueError(f"{target} is a folder; add a file name, as in {target / 'report.html'}")
     if force or not target.exists():
         return
     with files.open_file(target, sys.maxsize) as page:

@@ -75,7 +75,7 @@ def checklist(results: Results, series: Sequence[Series]) -> list[Checked]:
     )
     no_ratio: Verdict = None, "no ratio is given"
     verdicts: list[tuple[str, Verdict]] = [
-        ("Say what a speed-up is relative to, in absolute terms", base if ratios else no_ratio),
+        ("Give the absolute speed of a speed-up's baseline", base if ratios else no_ratio),
         ("Give the reason for each part that was left out", _left_out(results)),
         (
             "Average costs arithmetically, rates harmonically",

@@ -477,6 +477,6 @@ def _warnings(ladder: Ladder, at: int) -> Iterator[str]:
             yield f"{broken}, so only that size and larger ones are used"
         else:
             yield (
-                f"{broken}, but fewer than {LEAST_SIZES} sizes follow, so all sizes are used and "
-                "the break widens the interval"
+                f"{broken}; fewer than {LEAST_SIZES} sizes lie above, so all sizes are used and "
+                "the interval is wider"
             )
