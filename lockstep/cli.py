@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from lockstep.core.errors import EXIT_MACHINE
 from lockstep.core.formats import one_line
 
 # group -> command -> (module below lockstep, one line for --help), in the order a user meets them;
@@ -100,7 +101,6 @@ MEANT = {
     **{two.partition(" ")[2]: f"use lockstep {two}" for two in SECOND_WORDS},
 }
 EXIT_INPUT = 2
-EXIT_MACHINE = 3
 EXIT_INTERRUPTED = 130
 
 

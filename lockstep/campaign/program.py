@@ -438,7 +438,7 @@ def document() -> dict[str, Any]:
 
 def provenance_of(start: Start, threads: int, device: str, seed: int) -> dict[str, Any]:
     """Return a launch's provenance, read on this node; of other nodes only the names are known."""
-    launch = provenance.program_facts(seed, sys.argv) | {
+    launch = provenance.common_facts(seed, sys.argv) | {
         "image_path": None, "image_sha256": os.environ.get("LOCKSTEP_IMAGE_SHA256"),
     }  # fmt: skip
     before: dict[str, int] = {}

@@ -6,7 +6,9 @@ from pathlib import Path
 
 # Exit codes of a session, besides pytest's own: a rank or the store is lost; files cannot be
 # written; the stop file ended the session; ranks are out of step; the machine cannot measure.
-EXIT_LOST, EXIT_IO, EXIT_STOPPED, EXIT_OUT_OF_STEP, EXIT_MACHINE = 70, 74, 75, 76, 78
+EXIT_LOST, EXIT_IO, EXIT_STOPPED, EXIT_OUT_OF_STEP, EXIT_CANNOT_MEASURE = 70, 74, 75, 76, 78
+# Of a command: the machine failed.
+EXIT_MACHINE = 3
 
 
 class _NamesRanksError(Exception):

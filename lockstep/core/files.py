@@ -52,12 +52,13 @@ def text(path: Path) -> str:
 
 
 def tail(path: Path, num_bytes: int, start: int = 0) -> str:
-    """Return the text at the end of a file, after `start`, without a line that the limit cuts."""
+    """Return the end of a file, after `start`, without a first line that the limit cuts."""
     with path.open("rb") as file:
         begin = file.seek(0, os.SEEK_END) - num_bytes
         file.seek(max(start, begin))
         text = file.read(num_bytes).decode(errors="replace")
-    return text.partition("\n")[2] if begin > start and "\n" in text else text
+    whole = text.partition("\n")[2] if begin > start else ""
+    return whole or text
 
 
 def _refuse_constant(token: str) -> NoReturn:

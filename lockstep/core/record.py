@@ -134,6 +134,13 @@ OWN = "own"
 # Under these names a case's details have the settings in force of DDP and of its loader.
 DDP_SETTINGS, LOADER_SETTINGS = "ddp_settings", "loader_settings"
 Scaling = Literal["strong", "weak", "fixed-epochs"]
+# The schema of accounting.json, and each amount of a job in it -> its unit. Slurm bills the last,
+# before a QOS's usage factor.
+ACCOUNTING_SCHEMA = 2
+ACCOUNTED = {
+    "node_hours": "node-hours", "cpu_hours": "CPU-hours", "gpu_hours": "GPU-hours",
+    "billing_hours": "hours of TRES billing",
+}  # fmt: skip
 
 # Outside this range a round is an error, and arithmetic may overflow.
 SHORTEST_ROUND_S, LONGEST_ROUND_S = 1e-12, 1e12

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import pytest
 
 from lockstep.core import errors, journal, sizes, studies
-from lockstep.core.errors import EXIT_IO, EXIT_MACHINE, AgreedError
+from lockstep.core.errors import EXIT_CANNOT_MEASURE, EXIT_IO, AgreedError
 from lockstep.core.formats import counted
 from lockstep.core.processes import hostname
 from lockstep.core.record import KEY, sized_name
@@ -185,7 +185,7 @@ def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> N
     if is_rank_0():
         if code is not None:  # pytest.exit in a case, whose reason pytest prints
             errors.note(str(excinfo.value))
-    elif code not in (EXIT_USAGE, EXIT_MACHINE):
+    elif code not in (EXIT_USAGE, EXIT_CANNOT_MEASURE):
         say_own(words)
 
 
@@ -213,14 +213,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             chosen = _begin(config, chosen)
     except ImportError as error:
         todo = 'run pip install "/path/to/checkout[bench]" to install what measuring needs'
-        end_session(RuntimeError(f"{error}; {todo}"), EXIT_MACHINE)
+        end_session(RuntimeError(f"{error}; {todo}"), EXIT_CANNOT_MEASURE)
     except (ValueError, RuntimeError, OSError) as error:
         if launch := config.stash.get(SESSION, None):
             launch.close()  # all ranks refuse together, so no rank loses the store early
             del config.stash[SESSION]
         if isinstance(error, ValueError):
             refuse(error)
-        end_session(error, EXIT_MACHINE)
+        end_session(error, EXIT_CANNOT_MEASURE)
     config.hook.pytest_deselected(items=[item for item in measured if item not in chosen])
     items[:] = [item for item in items if item not in measured] + chosen
 

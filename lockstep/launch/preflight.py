@@ -243,7 +243,7 @@ MAX_LINKS = 4096
 
 
 # NCCL's links from the logs of all ranks: facts for the provenance, and flags.
-Transport = tuple[Mapping[str, Any], tuple[Flag, ...]]
+LinksAndFlags = tuple[Mapping[str, Any], tuple[Flag, ...]]
 
 
 def listen(folder: Path, rank: int, environ: MutableMapping[str, str] = os.environ) -> Path | None:
@@ -264,7 +264,7 @@ def listen(folder: Path, rank: int, environ: MutableMapping[str, str] = os.envir
     return path
 
 
-def gather(world: World, hosts: Sequence[str], folder: Path | None) -> Transport:
+def gather(world: World, hosts: Sequence[str], folder: Path | None) -> LinksAndFlags:
     """Warm up NCCL on all ranks and return its links, empty without NCCL; a collective call."""
     if world.backend != "nccl" or world.world_size == 1 or folder is None:
         return {}, ()
@@ -280,7 +280,7 @@ def gather(world: World, hosts: Sequence[str], folder: Path | None) -> Transport
     return settle(world, hosts, nccl_log.read(path) if path else NcclLog())
 
 
-def settle(world: World, hosts: Sequence[str], log: NcclLog) -> Transport:
+def settle(world: World, hosts: Sequence[str], log: NcclLog) -> LinksAndFlags:
     """Return the links from the logs of all ranks, equal on all ranks; `log` is this rank's."""
     for warning in log.warnings:
         sys.stderr.write(f"lockstep: rank {world.rank}: NCCL warns: {warning}\n")

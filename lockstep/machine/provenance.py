@@ -86,7 +86,7 @@ def suite_sha256() -> str:
 def launch_facts(seed: int, command: Sequence[str], project: Path | None = None) -> dict[str, Any]:
     """Return the facts of the launch on rank 0; `project` is the user's test or workload file."""
     return (
-        program_facts(seed, command)
+        common_facts(seed, command)
         | project_facts(project)
         | torch_facts()
         | nvidia.links()
@@ -96,7 +96,7 @@ def launch_facts(seed: int, command: Sequence[str], project: Path | None = None)
     )
 
 
-def program_facts(seed: int, command: Sequence[str]) -> dict[str, Any]:
+def common_facts(seed: int, command: Sequence[str]) -> dict[str, Any]:
     """Return the facts of a launch that need neither torch nor an image."""
     return (
         {"lockstep_version": lockstep_version(), "seed": seed, "command": hide_secrets(command)}

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import IO
 
 from lockstep.core import files
+from lockstep.core.errors import EXIT_MACHINE
 from lockstep.core.formats import one_line
 
 # Time-out of the store's connection to itself by its host's name, which takes milliseconds.
 CONNECT_S = 30.0
-EXIT_MACHINE = 3
 
 
 def serve(host: str, address_file: Path, life: IO[bytes]) -> None:

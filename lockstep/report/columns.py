@@ -428,7 +428,10 @@ def table(series: Iterable[Series]) -> list[dict[str, Any]]:
         if column.value is not None:
             derived.append((name, column.value, ends))
     # Other points have none of a training's values, but may have an epoch of their data set.
-    untrained = [each for each in derived if each[0] == "epoch_s" or each[0] not in OF_TRAININGS]
+    untrained = [
+        (name, value, ends) for name, value, ends in derived
+        if name == "epoch_s" or name not in OF_TRAININGS
+    ]  # fmt: skip
     records = []
     for curve in every:
         for point in curve.points:

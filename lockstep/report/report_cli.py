@@ -172,12 +172,12 @@ def _write_page(
     from lockstep.report.check import checker
     from lockstep.report.page import render
     from lockstep.report.page.content_of_page import page as build_page
-    from lockstep.report.words import console, headline, verdict_card
+    from lockstep.report.words import console, headline, names, verdict_card
     from lockstep.report.words.lines import sentence
 
     render.refuse_foreign(target, force, "--output")
     page = redacted(build_page(evaluation, threshold, command))
-    series, shared = evaluation.short
+    series, shared = names.short(evaluation.series)
     lines = [
         *sentence(shared, console.NARROWEST),
         *console.point_lines(evaluation.results, series),

@@ -28,6 +28,7 @@ from lockstep.before.doctor.machine_checks import (
     warning,
 )
 from lockstep.core import processes
+from lockstep.core.errors import EXIT_MACHINE
 from lockstep.core.files import MIB
 from lockstep.core.findings import exit_code
 from lockstep.core.formats import clock, counted, last_line, listed, parse_limit
@@ -542,7 +543,7 @@ class Diagnosis:
     @property
     def exit_code(self) -> int:
         """3 if nothing can be measured, 1 if a check found something missing, else 0."""
-        return exit_code(self.findings) if self.runs_here or self.submits else 3
+        return exit_code(self.findings) if self.runs_here or self.submits else EXIT_MACHINE
 
     @property
     def verdict(self) -> str:

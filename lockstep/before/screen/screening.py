@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.before.screen import search
 from lockstep.before.screen.search import Pair, Probe, Screening, Seat, turns
-from lockstep.core.errors import RankError
+from lockstep.core.errors import EXIT_MACHINE, RankError
 from lockstep.core.formats import one_line
 from lockstep.core.metrics import slowest_rank
 from lockstep.core.processes import hostname
 from lockstep.measure.timing import meet, time_block
 from lockstep.ranks import process_group
 from lockstep.ranks.placement import placement
-from lockstep.ranks.store import EXIT_MACHINE
 
 if TYPE_CHECKING:
     import torch

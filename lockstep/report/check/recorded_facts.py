@@ -124,7 +124,8 @@ def circumstances(evidence: Evidence) -> Iterator[Finding]:
         # Most facts are equal in all records, and then none of their parts differs.
         equal = {
             name for entry in own[:1] for name, value in entry.block.items()
-            if all(name in other.block and other.block[name] == value for other in own)
+            # By their texts, since True == 1.
+            if all(name in other.block and str(other.block[name]) == str(value) for other in own)
         }  # fmt: skip
         known = [
             facts[entry.launch.name]

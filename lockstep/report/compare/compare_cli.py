@@ -98,8 +98,8 @@ def compare(
 
     names = name(a), name(b)
     sides = (
-        comparison.Campaign(name(a), before, checker.check(before)),
-        comparison.Campaign(name(b), after, checker.check(after)),
+        comparison.Campaign(names[0], before, checker.check(before)),
+        comparison.Campaign(names[1], after, checker.check(after)),
     )
     every = Results(launches=before.launches + after.launches, rows=before.rows + after.rows)
     redacted: Callable[[Any], Any] = Redactor(every) if redact else lambda data: data

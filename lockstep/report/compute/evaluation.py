@@ -5,7 +5,6 @@ Page, gate, pack, tracker and data frame choose from these and format; they comp
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 from lockstep.core.formats import counted, listed
@@ -14,7 +13,6 @@ from lockstep.report.check.checker import Finding
 from lockstep.report.compute.scaling import Point, Series, series_of
 from lockstep.report.load.reading import gather
 from lockstep.report.load.results import Results, Row
-from lockstep.report.words import names
 
 # Findings that disappear once a running launch is complete.
 UNTIL_COMPLETE = ("not-run", "no-result", "early-end")
@@ -33,11 +31,6 @@ class Evaluation:
     series: list[Series]
     findings: list[Finding]
     left_out: list[Row]
-
-    @cached_property
-    def short(self) -> tuple[list[Series], str]:
-        """The series with short labels, and a line of the factors that all share."""
-        return names.short(self.series)
 
     @property
     def not_pooled(self) -> str:

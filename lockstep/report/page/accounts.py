@@ -7,22 +7,17 @@ from statistics import median
 from typing import Any
 
 from lockstep.core.formats import counted, in_words, number, percent, trimmed
+from lockstep.core.record import ACCOUNTED, ACCOUNTING_SCHEMA
 from lockstep.report.load.results import Results
 from lockstep.report.load.sources import read_json
 from lockstep.report.page.parts import Panel, panel, shown, table
 
 ACCOUNTING = "accounting.json"
-SCHEMA = 2
 COLUMNS = (
     "Job", "Id", "State", "Queue wait", "Elapsed", "CPU efficiency (%)", "Memory efficiency (%)",
     "Node-hours", "CPU-hours", "GPU-hours", "TRES billing (hours)",
 )  # fmt: skip
 HELD = "measured_rank_hours"
-# amount in the accounting -> its unit
-HOURS = {
-    "node_hours": "node-hours", "cpu_hours": "CPU-hours", "gpu_hours": "GPU-hours",
-    "billing_hours": "hours of TRES billing",
-}  # fmt: skip
 Row = Mapping[str, Any]
 
 
@@ -64,8 +59,8 @@ def read_accounts(results: Results) -> Iterator[Row]:
             fault = ""
             if not isinstance(document, dict) or not isinstance(document.get("jobs"), list):
                 fault = "holds no jobs"
-            elif (schema := document.get("schema")) != SCHEMA:
-                fault = f"has schema {schema}, not {SCHEMA}"
+            elif (schema := document.get("schema")) != ACCOUNTING_SCHEMA:
+                fault = f"has schema {schema}, not {ACCOUNTING_SCHEMA}"
             if fault:
                 raise ValueError(f"{path}: {fault}; run lockstep status --collect again")
             yield from (row for row in document["jobs"] if isinstance(row, dict))
@@ -80,7 +75,7 @@ def _lead(rows: Sequence[Row], known: Sequence[Row], hours: str) -> Iterator[str
     missing = len(rows) - len(known)
     text = f"{counted(len(known), 'job')} ran {in_words(sum(values(known, 'elapsed_s')))} in all"
     yield f"{text}; the end of {counted(missing, 'job')} is not known." if missing else f"{text}."
-    sums = [(sum(values(known, name)), unit) for name, unit in HOURS.items()]
+    sums = [(sum(values(known, name)), unit) for name, unit in ACCOUNTED.items()]
     if texts := [f"{number(total)} {unit}" for total, unit in sums if total]:
         yield f"Allocated were {', '.join(texts)}."
     gpu_hours = sum(values(known, "gpu_hours"))
@@ -119,7 +114,7 @@ def _cells(group: Sequence[Row]) -> list[str]:
         in_words(summary("elapsed_s", sum)),
         percent(summary("cpu_efficiency", median)),
         percent(summary("memory_efficiency", max)),
-        *(number(summary(key, sum) or None) for key in HOURS),
+        *(number(summary(key, sum) or None) for key in ACCOUNTED),
         number(sum(measured) if measured else None),
     ]  # fmt: skip
 

@@ -45,8 +45,7 @@ Headlines = Mapping[str, Sequence[Headline]]
 def page(evaluation: Evaluation, threshold: float, command: str = "") -> dict[str, Any]:
     """Return the content of the page."""
     results, findings = evaluation.results, evaluation.findings
-    series, shared = evaluation.short
-    series = worst_first(series)
+    series, shared = names.short(worst_first(evaluation.series))
     predicted = prediction.curves(by_study.ladders(series), findings)
     sections = by_study.panels(results, series, threshold, predicted)
     method.put_basis(sections, results, series)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lockstep.core.errors import EXIT_MACHINE
+
 if TYPE_CHECKING:
     from lockstep.report.tracker.tracked import Run
 
@@ -85,7 +87,7 @@ def _send(folder: Path, kind: str = "", uri: str | None = None) -> int:
     for text in left_out:
         click.echo(text, err=True)
     click.echo(end, err=sent.kind != "sent")
-    return 0 if sent.kind == "sent" else 3
+    return 0 if sent.kind == "sent" else EXIT_MACHINE
 
 
 @export.command()

@@ -8,8 +8,7 @@ from typing import Any
 
 from lockstep.core import files, journal
 from lockstep.core.formats import listed
-from lockstep.core.record import KEY
-from lockstep.report.page.accounts import SCHEMA
+from lockstep.core.record import ACCOUNTING_SCHEMA, KEY
 from lockstep.slurm.status import accounting, sent
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Board, Standing
@@ -42,7 +41,7 @@ def collect(results: Results, say: Say = lambda _: None) -> dict[str, Any]:
         rows = [
             _row(each, stored.get(str(each.job.id)), exits, staging, hours) for each in standings
         ]
-        document = {"schema": SCHEMA, "jobs": rows}
+        document = {"schema": ACCOUNTING_SCHEMA, "jobs": rows}
         files.write_atomically(results.accounting_file, json.dumps(document, indent=1))
     return {"launches": launches, "jobs": rows}
 

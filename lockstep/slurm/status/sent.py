@@ -102,7 +102,8 @@ class Results(Folder):
         path = self.jobs_folder / f"{job.name}-{job.id}.out"
         if job.by_hand:  # its name may differ from that in its script
             return next(self.jobs_folder.glob(f"*-{job.id}.out"), path)
-        return path
+        older = self.jobs_folder / f"slurm-{job.id}.out"  # of scripts of earlier versions
+        return older if older.exists() else path
 
     def _attempts(self) -> list[dict[str, Any]]:
         """Return each attempted submission with all its recorded keys."""
@@ -149,7 +150,7 @@ class Results(Folder):
         return jobs
 
     def note(self, entry: Mapping[str, Any]) -> None:
-        append(self.submissions_file, entry)
+        append_line(self.submissions_file, entry)
 
     def scripts(self) -> dict[str, dict[str, Any]]:
         """Return job -> the record of its script, for the written scripts."""
@@ -241,7 +242,7 @@ class Results(Folder):
             yield
 
 
-def append(path: Path, entry: Mapping[str, Any]) -> None:
+def append_line(path: Path, entry: Mapping[str, Any]) -> None:
     """Add a line to a record of the folder, on disk when this returns."""
     with closing(journal.Journal(path)) as record:
         record.append(entry)

@@ -28,7 +28,7 @@ import click
 from lockstep import content
 from lockstep.core import files
 from lockstep.slurm.status import status_page
-from lockstep.slurm.status.sent import Results, append, ids_by_hand, parse_event
+from lockstep.slurm.status.sent import Results, append_line, ids_by_hand, parse_event
 from lockstep.slurm.status.standing import Board
 from lockstep.slurm.status.status_cli import expectation_options, results_of
 from lockstep.slurm.status.status_record import Wanted, record
@@ -211,7 +211,7 @@ class Inbox:
             known = {job.id for job in sent}
             if event.job_id not in known | set(ids_by_hand(self.results, sent, None)):
                 return 404, "this campaign has no such job"
-            append(self.results.events_file, {"uuid": signature, **asdict(event)})
+            append_line(self.results.events_file, {"uuid": signature, **asdict(event)})
             self.seen[signature] = int(timestamp)  # last: an event that was not written may return
         self.on_event()
         return 202, "accepted"

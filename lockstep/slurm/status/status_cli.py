@@ -18,9 +18,10 @@ from rich.text import Text
 
 from lockstep.campaign.campaign import LeftOut
 from lockstep.core import files
+from lockstep.core.errors import EXIT_MACHINE
 from lockstep.core.findings import SYMPTOMS
 from lockstep.core.formats import counted, trimmed
-from lockstep.report.page.accounts import HOURS
+from lockstep.core.record import ACCOUNTED
 from lockstep.report.tracker import live
 from lockstep.slurm import client as slurm
 from lockstep.slurm.any_job import held
@@ -186,7 +187,7 @@ def status(
     if page is not None and not as_json:
         click.echo(f"page: {page}")
     if campaign.errors and {standing.state.name for standing in campaign.jobs} == {"unknown"}:
-        return 3
+        return EXIT_MACHINE
     if campaign.is_bad and not as_json:
         click.echo(SYMPTOMS, err=True)
     return int(campaign.is_bad)
@@ -228,7 +229,7 @@ def _collect(folder: str, *, as_json: bool) -> None:
     if rows := collected["jobs"]:
         accounts = [row["accounting"] for row in rows if row["accounting"]]
         measured = sum(row["measured_rank_hours"] or 0.0 for row in rows)
-        sums = {unit: sum(a.get(key) or 0.0 for a in accounts) for key, unit in HOURS.items()}
+        sums = {unit: sum(a.get(key) or 0.0 for a in accounts) for key, unit in ACCOUNTED.items()}
         totals = ", ".join(f"{trimmed(hours)} {unit}" for unit, hours in sums.items() if hours)
         click.echo(f"accounting is known for {len(accounts)} of {counted(len(rows), 'job')}")
         if totals:

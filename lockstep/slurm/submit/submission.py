@@ -5,6 +5,7 @@ import shlex
 import uuid
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -301,15 +302,17 @@ def _send(results: Results, spec: JobSpec, script: Path, options: Sequence[str])
         "kind": spec.kind,
         "after": [dependency.job for dependency in spec.after],
     }
-    results.note({"uuid": comment, **facts})
-    try:
-        taken = slurm.sbatch(script, comment, *options)
-    except ValueError as error:
-        results.note({"uuid": comment, "refused": str(error)})
-        raise
-    where = {"cluster": taken.cluster} if taken.cluster else {}
-    results.note({"uuid": comment, "id": taken.id, **where})
-    return taken.id
+    # Open throughout, so that no error of opening loses the id of a job that Slurm took.
+    with closing(journal.Journal(results.submissions_file)) as record:
+        record.append({"uuid": comment, **facts})
+        try:
+            taken = slurm.sbatch(script, comment, *options)
+        except ValueError as error:
+            record.append({"uuid": comment, "refused": str(error)})
+            raise
+        where = {"cluster": taken.cluster} if taken.cluster else {}
+        record.append({"uuid": comment, "id": taken.id, **where})
+        return taken.id
 
 
 def find_flagged(results: Results, launches: Sequence[Launch]) -> list[str]:
