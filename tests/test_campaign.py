@@ -73,6 +73,8 @@ def test_a_file_is_read(file):
     [
         ({"world_size": 3}, "'world_size'; did you mean 'world_sizes'"),
         ({"repeats": True}, "repeats = true"),
+        ({"repeats": 2.0}, "repeats"),
+        ({"schema": True}, "schema = true"),
         ({"repeats": 0}, "repeats = 0"),
         ({"rounds": 0}, "rounds = 0"),
         ({"warmup_rounds": -1}, "warmup_rounds = -1"),

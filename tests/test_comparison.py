@@ -206,6 +206,8 @@ def test_another_driver_or_image_is_what_one_compares_for_and_other_devices_may_
     assert {"torch", "nccl", "cuda", "num_nodes"} <= set(made.same_facts)
     assert {"torch", "nccl", "hosts"} <= {*made.same_facts[:8]}
     c = strong_tree(tmp_path / "c", provenance=provenance(device_names=["A100"]))
+    with pytest.raises(ValueError, match="--allow device"):
+        compare(results(a), results(c))
     made = compare(results(a), results(c), allowed=["device"])
     assert made.environment["device_names"] == ([["H100"]], [["A100"]])
 

@@ -87,3 +87,9 @@ def test_cpu_ranks_of_unequal_strength_are_flagged_at_every_size(tmp_path):
         write(tmp_path / "b", document(f"w1-r{repeat}", 1, {CASE: record()}, provenance=facts))
     found = flag("unequal-threads", threads={"1": [1, 2]})
     assert [row.flags for row in load([tmp_path / "b"]).rows] == [[found]] * 2
+
+
+@pytest.mark.parametrize(("threads", "device"), [({1: 1, 8: 1}, "cpu"), ({1: 8, 8: 1}, "cuda:0")])
+def test_equal_cpu_ranks_and_gpu_ranks_are_not_flagged(tmp_path, threads, device):
+    rows = load([unequal_tree(tmp_path, threads, device)]).rows
+    assert [row.flags for row in rows] == [[], []]

@@ -69,6 +69,13 @@ def test_karp_flatt_of_known_tables():
     assert models.karp_flatt(1.0, 1) is None
 
 
+def test_marginal_efficiency_of_the_guide():
+    found = models.marginal_efficiencies([1, 2, 4, 8], [1 / 12, 1 / 6.5, 1 / 3.5, 1 / 2])
+    assert [(p, q) for p, q, _ in found] == [(1, 2), (2, 4), (4, 8)]
+    assert found[-1][2] == pytest.approx(0.643, abs=5e-4)
+    assert models.marginal_efficiencies([4, 8], [10.0, 20.0]) == [(4, 8, pytest.approx(1.0))]
+
+
 def test_breaks_of_published_tables():
     def breaks(table):
         ladder = published.ladder(table)

@@ -218,6 +218,7 @@ def measuring_path():
 def test_the_measuring_path_needs_what_any_pytorch_image_has():
     usual = {*sys.stdlib_module_names, *MEASURING, "lockstep"}
     found = {ids(path): libraries(path) for path in measuring_path()}
+    assert "lockstep/measure/harness.py" in found
     assert {name: roots - usual for name, roots in found.items() if roots - usual} == {}
 
 

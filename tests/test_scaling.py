@@ -208,6 +208,17 @@ def test_the_cost_of_a_million_samples_follows_the_mean_step(study, size, more, 
     assert point.device_hours_per == (hours and "1e6 images")
 
 
+def test_what_more_devices_cost_over_the_baseline():
+    # 12, 13, 14, 16 GPU-hours: 8, 17 and 33 % more than one GPU takes; at 2.50 an hour, 30 to 40.
+    rows = times({1: 12, 2: 6.5, 4: 3.5, 8: 2})
+    (series,) = series_of(rows, cost_per_hour=2.5)
+    found = series.points
+    assert [p.device_hours for p in found] == pytest.approx([12, 13, 14, 16])
+    assert [round(100 * p.extra_device_hours) for p in found[1:]] == [8, 17, 33]
+    assert [p.cost for p in found] == pytest.approx([30, 32.5, 35, 40])
+    assert points(rows)[0].cost is None
+
+
 def test_statistics_over_all_rounds():
     # Rounds 1, 2, 3 and 5, 7: mean 3.6, sample deviation sqrt(23.2/4).
     one = row(1, 1.0, rounds=3, mean_step_s=2.0, stddev_step_s=1.0, min_step_s=1.0, max_step_s=3.0)

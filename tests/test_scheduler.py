@@ -185,6 +185,25 @@ def explain(text, answer, folder):
     return slurm.explain_refusal(text, "me", answer, folder / "gone.sh")
 
 
+def test_a_refusal_names_the_key_and_what_there_is(tmp_path):
+    def ask(*command):
+        if command[0] == "scontrol":
+            return "ClusterName             = here\n"
+        assert command[:2] == ("sinfo", "--noheader")
+        return "gpu\ndebug\ngpu\n"
+
+    def silent(*_):
+        raise RuntimeError("Connection refused")
+
+    text = f"{BANNER}sbatch: error: Invalid partition name\n"
+    said = explain(text, ask, tmp_path)
+    assert said.endswith(
+        "; change partition in the site file (partitions: gpu, debug; asked cluster here)"
+    )
+    assert "\n" not in said
+    assert explain(text, silent, tmp_path).endswith("; change partition in the site file")
+
+
 def test_what_is_no_refusal_names_no_key(tmp_path):
     for message in (*LOST_ANSWERS, "", "something new"):
         text = f"{BANNER}sbatch: error: {message}\n"

@@ -436,6 +436,14 @@ def test_a_running_job_that_writes_nothing_has_stalled(here, folder, asked, budg
     )
 
 
+def test_a_job_whose_script_an_earlier_version_wrote_has_its_output(here, folder, asked):
+    send(folder, "x", "17", ["w1-r0"])
+    output = folder / "jobs/slurm-17.out"
+    output.touch()
+    asked.say("squeue", "17|17|RUNNING|None|1795253711|me|lockstep:x-17\n")
+    assert jobs(here, asked)[0]["log"] == str(output)
+
+
 @pytest.mark.parametrize("what", ["program", "stage", "profile", "staging"])
 def test_what_may_be_quiet_for_long_has_not_stalled(here, folder, asked, what):
     kind = what if what in ("stage", "profile") else "ladder"

@@ -77,3 +77,16 @@ def test_a_text_of_a_json_file_cannot_act_on_a_terminal(text):
     safe = "".join(f"\\x{ord(c):02x}" if ord(c) in controls else c for c in text)
     for document in (json.dumps(text), json.dumps(text, ensure_ascii=False)):
         assert files.parse(document.encode()) == safe
+
+
+@pytest.mark.parametrize(
+    ("content", "num_bytes", "start", "end"),
+    [
+        ("abc\ndef\n", 6, 0, "def\n"),  # the limit cuts the first line
+        ("abc\ndef\n", 100, 4, "def\n"),  # only what came after the start
+        ("x" * 100 + "\n", 10, 0, "x" * 9 + "\n"),  # one line, which a progress bar may be
+    ],
+)
+def test_the_end_of_a_file_has_whole_lines_where_it_can(tmp_path, content, num_bytes, start, end):
+    (path := tmp_path / "output").write_text(content)
+    assert files.tail(path, num_bytes, start) == end

@@ -6,6 +6,8 @@ import os
 import pytest
 from data.report_samples import document, provenance, write
 from data.training_samples import run, seeds, trained
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lockstep.report.check.checker import check
 from lockstep.report.columns import table
@@ -68,6 +70,23 @@ def test_runs_that_differ_are_never_pooled(tmp_path, name):
         seeds(tmp_path / f"{number}", **{name: value})
     found = points(tmp_path)
     assert [one["num_launches"] for one in found] == [3, 3]
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(st.sampled_from((64, 128)), st.sampled_from((0.1, 0.2)),
+                          st.integers(0, 3)), min_size=1, max_size=6))  # fmt: skip
+def test_a_group_has_all_of_its_runs_and_no_other(tmp_path_factory, runs):
+    folder = tmp_path_factory.mktemp("runs")
+    for number, (batch, lr, seed) in enumerate(runs):
+        run(folder / f"{number}", global_batch=batch, lr=lr, seed=seed)
+    found = {
+        (one.row.factors["global_batch"], one.row.factors["lr"]): [row.launch for row in p.rows]
+        for one in series_of(load([folder]).rows) for p in one.points
+    }  # fmt: skip
+    wanted: dict[tuple[int, float], list[str]] = {}
+    for number, (batch, lr, _) in enumerate(runs):
+        wanted.setdefault((batch, lr), []).append(f"{number}")
+    assert found == wanted
 
 
 def campaign(folder, launch, device, world_size=1, **facts):

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from statistics import median
 
@@ -191,6 +192,9 @@ def plugin(bench: Bench) -> list[Figure]:
     (bench.folder / "test_plain.py").write_text("def test_plain():\n    pass\n", encoding="utf-8")
     plain = ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(bench.folder / "test_plain.py"))
     without = (*plain, "-p", "no:lockstep.plugin")
+    if "lockstep.plugin" not in {each.value for each in entry_points(group="pytest11")}:
+        sys.stderr.write("plugin: left out, for lockstep is not installed here\n")
+        return []
     pairs = in_turn(bench, (plain, without), NUM_STARTS)
     with_it, without_it = (median(times) for times in zip(*pairs, strict=True))
     cost_ms = (with_it - without_it) * 1e3

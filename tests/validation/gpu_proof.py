@@ -109,10 +109,12 @@ PARTS = (
 )  # fmt: skip
 
 
-def said(*arguments: str | Path) -> dict[str, Any]:
-    """Return what a command says as JSON, whatever its verdict."""
+def said(*arguments: str | Path, codes: Sequence[int] = (0,)) -> dict[str, Any]:
+    """Return what a command says as JSON; other exit codes are an error."""
     command = [*LOCKSTEP, *arguments, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    if done.returncode not in codes:
+        raise RuntimeError(f"{command} ended with code {done.returncode}: {done.stderr}")
     return json.loads(done.stdout)
 
 
@@ -222,7 +224,7 @@ def judge_links(folder: Path) -> tuple[str, bool]:
 def judged(folder: Path, target: str) -> tuple[str, bool]:
     """Whether `check --targets` has a value for the target, whatever its verdict."""
     (file := folder / "gpu.targets.toml").write_text(TARGETS)
-    found = said("check", folder / "precision", "--targets", file)["verdicts"]
+    found = said("check", folder / "precision", "--targets", file, codes=(0, 1))["verdicts"]
     own = [each for each in found if each["target"] == target]
     values = [(each["value"], each["verdict"]) for each in own]
     return str(values), any(value is not None and says != "blocked" for value, says in values)
