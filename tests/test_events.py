@@ -119,7 +119,7 @@ def test_a_message_is_taken_once_also_after_a_restart_and_after_a_full_disk(
 ):
     message = body, headers = _signed(encoded())
     with monkeypatch.context() as full_disk:
-        full_disk.setattr(serve_cli, "append", lambda path, _: (path / "no folder").open())
+        full_disk.setattr(serve_cli, "append_line", lambda path, _: (path / "no folder").open())
         assert post(server, *message) == 500
     assert [post(server, *message) for _ in range(2)] == [202, 409]
     given = (headers[TIMESTAMP_HEADER], headers[SIGNATURE_HEADER], body)
