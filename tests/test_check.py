@@ -126,6 +126,13 @@ def test_neither_an_order_drawn_anew_nor_a_precision_that_a_test_does_not_record
     assert not {"circumstances", "precision-fell-back"} & {*rules(tmp_path)}
 
 
+def test_true_is_another_value_than_1(tmp_path):
+    for number, value in enumerate((True, True, 1)):
+        case = record(world_size=2, details={"ddp_settings": {"static_graph": value}})
+        write(tmp_path, document(f"w2-r{number}", 2, {"strong[64]": case}))
+    assert "circumstances" in rules(tmp_path)
+
+
 def test_a_falling_throughput_is_a_break_and_no_odd_point(tmp_path):
     # 200 is below 210, and 37 % below the line through 210 and 480.
     text = table({1: 110, 2: 210, 4: 200, 8: 480}, scaling="weak")
