@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from launched import again_if_disturbed
 from test_snapshot import exact
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -192,21 +193,22 @@ model = DistributedDataParallel(nn.Sequential(*layers))
 
 def step():
     model(ones(4, 8)).sum().backward()
-    time.sleep(0.02 + 0.02 * distributed.get_rank())
+    time.sleep(0.04 + 0.04 * distributed.get_rank())
 
-found = lockstep.explain(step, seconds=1, out=None)
+found = lockstep.explain(step, seconds=3, out=None)
 distributed.barrier()
 print(json.dumps(found))
 """
 
 
 @pytest.mark.slow
+@again_if_disturbed
 def test_a_slow_rank_is_named_on_every_rank(run_ranks, tmp_path):
     (tmp_path / "script.py").write_text(SLOW_RANK)
     ended = run_ranks([["script.py"]] * 2, tmp_path)
     first, second = (json.loads(rank.stdout.splitlines()[-1]) for rank in ended)
     assert first == second
-    assert first["notes"] == []
+    assert (first["notes"], first["bound"] is None) == ([], False)
     assert (first["bound"]["kind"], first["bound"]["slow"]["rank"]) == ("imbalance", 1)
     assert first["bound"]["slow"]["ratio"] == pytest.approx(2, rel=0.2)
 
@@ -243,6 +245,7 @@ print(found["order_seed"])
     ("kind", "waiting_s", "rare_s"),
     [("together", 0.0, 0.025), ("one", 0.02, 0.0), ("lengths", 0.0236, 0.0)],
 )
+@again_if_disturbed
 def test_what_comes_in_some_steps_or_with_the_batch_is_told_from_what_ranks_wait_for(
     run_ranks, tmp_path, kind, waiting_s, rare_s
 ):
