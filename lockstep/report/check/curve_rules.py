@@ -444,7 +444,7 @@ def ladder_gap(evidence: Evidence) -> Iterator[Finding]:
     """Neighbouring sizes differ by more than a factor of two."""
     for series in evidence.ladders:
         # Rows in conflict were measured, too.
-        sizes = {row.world_size for row in evidence.results.rows if row.case == series.case}
+        sizes = {row.world_size for row in evidence.rows.get(series.case, ())}
         for small, large in pairwise(sorted(sizes)):
             if large > WIDEST_STEP * small:
                 text = f"no size between {small} and {large} was measured"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import starmap
+from itertools import chain, starmap
 from typing import Any, Literal
 
 from lockstep.core import findings, metrics
@@ -135,6 +135,14 @@ class Evidence:
     def launches(self) -> list[Launch]:
         return self.results.launches
 
+    @cached_property
+    def rows(self) -> dict[str, list[Row]]:
+        """Return the rows of each case, also those in conflict."""
+        of_case: dict[str, list[Row]] = {}
+        for row in self.results.rows:
+            of_case.setdefault(row.case, []).append(row)
+        return of_case
+
     def table(self, series: Series) -> dict[str, Any]:
         """Return the facts stored with an imported table; empty if there are none."""
         return self.results.tables.get(series.case, {})
@@ -211,7 +219,9 @@ class Rule:
                 launches=tuple(names),
                 doubts=self.level == "warning" and self.doubts and first.doubts,
             )  # fmt: skip
-            touched = filter(merged.touches, evidence.results.rows)
+            cases = merged.cases or tuple(evidence.rows)
+            rows = chain.from_iterable(evidence.rows.get(case, ()) for case in cases)
+            touched = filter(merged.touches, rows)
             points = frozenset((row.case, row.world_size) for row in touched)
             yield replace(merged, points=points)
 
