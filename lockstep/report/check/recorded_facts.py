@@ -106,6 +106,11 @@ FAR_APART = timedelta(hours=12)
 Facts = dict[str, str]
 
 
+def _is_same(one: Any, other: Any) -> bool:
+    """Tell whether two recorded facts are equal; their texts decide, since True == 1."""
+    return one is other or (one == other and str(one) == str(other))
+
+
 @rule("circumstances", "warning", "the difference may change the speed",
       "measure all sizes in one campaign, on the same hosts, with one commit")  # fmt: skip
 def circumstances(evidence: Evidence) -> Iterator[Finding]:
@@ -122,11 +127,10 @@ def circumstances(evidence: Evidence) -> Iterator[Finding]:
         names = dict.fromkeys(entry.launch.name for entry in own)
         cores = _other_cores({name: share for name in names if (share := shares[name])})
         # Most facts are equal in all records, and then none of their parts differs.
-        equal = {
-            name for entry in own[:1] for name, value in entry.block.items()
-            # By their texts, since True == 1.
-            if all(name in other.block and str(other.block[name]) == str(value) for other in own)
-        }  # fmt: skip
+        first, *others = (entry.block for entry in own) if own else ({},)
+        equal = set(first)
+        for block in others:
+            equal = {name for name in equal if name in block and _is_same(block[name], first[name])}
         known = [
             facts[entry.launch.name]
             | flat({n: value for n, value in entry.block.items() if n not in equal}, "case")
