@@ -19,6 +19,7 @@ from pydantic import (
 
 from lockstep.core.factors import format_value
 from lockstep.core.inputs import Table, key
+from lockstep.core.studies import WorkScaling
 
 Launcher = Literal["srun", "mpirun", "alone"]
 
@@ -128,7 +129,7 @@ class Command(Table):
     launcher_options: tuple[str, ...] = key(
         "further options of the launcher, such as --mpi=pmix", default=()
     )
-    scaling: Literal["strong", "weak"] = key(
+    scaling: WorkScaling = key(
         "weak if the work grows with the number of ranks, strong if it stays the same",
         default="strong",
     )

@@ -133,7 +133,7 @@ else:
 OWN = "own"
 # Under these names a case's details have the settings in force of DDP and of its loader.
 DDP_SETTINGS, LOADER_SETTINGS = "ddp_settings", "loader_settings"
-Scaling = Literal["strong", "weak", "fixed-epochs"]
+Scaling = Literal[studies.WorkScaling, "fixed-epochs"]
 # The schema of accounting.json, and each amount of a job in it -> its unit. Slurm bills the last,
 # before a QOS's usage factor.
 ACCOUNTING_SCHEMA = 2

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
+from typing import Literal, get_args
 
 from lockstep.core.sizes import COLLECTIVES, PRECISIONS, Row, Size, Value, case_id
 
@@ -11,6 +12,9 @@ BUCKET_CAPS_MB = (1, 25, 50, 100)
 ON_REQUEST = ("strategy", "activation_checkpointing", "accumulation", "optimizer", "fused")
 OTHER = "other"  # results that are not Lockstep's own
 IMPORTED = "imported"  # published tables
+# What stays the same as ranks are added: all work, or that of each rank.
+WorkScaling = Literal["strong", "weak"]
+WORK_SCALINGS: tuple[WorkScaling, ...] = get_args(WorkScaling)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from lockstep.core import metrics
 from lockstep.core.flags import Flag, flag
 from lockstep.core.record import BASIS, KEY, Basis, CaseRecord, problem
 from lockstep.core.sizes import Size, case_id
+from lockstep.core.studies import WORK_SCALINGS
 from lockstep.machine import memory, nvidia, telemetry
 from lockstep.machine.memory import Peak, Room
 from lockstep.machine.telemetry import Telemetry
@@ -228,8 +229,10 @@ class Measurement:
 
     def problem(self, world_size: int) -> str:
         """Return why this rank cannot measure the step; empty if it can."""
-        if self.scaling not in ("weak", "strong"):
-            return f"scaling is {self.scaling!r}, but must be 'weak' or 'strong'"
+        if self.scaling not in WORK_SCALINGS:
+            return (
+                f"scaling is {self.scaling!r}, but must be {' or '.join(map(repr, WORK_SCALINGS))}"
+            )
         if type(self.samples) is not int or self.samples < 1:
             return (
                 f"samples={reprlib.repr(self.samples)} is not a whole number of 1 or more; give "

@@ -17,7 +17,7 @@ from lockstep.core import flags, record
 from lockstep.core.findings import Finding as Reason
 from lockstep.core.flags import Flag
 from lockstep.core.formats import TIME_UNITS, counted, listed, number, percent
-from lockstep.core.studies import IMPORTED, LADDERS, OTHER, WITHOUT_COST
+from lockstep.core.studies import IMPORTED, LADDERS, OTHER, WITHOUT_COST, WORK_SCALINGS
 from lockstep.report import looks
 from lockstep.report.check import checker
 from lockstep.report.check.checker import NOT_OF_SPEED, Finding, blocked_by, list_touching
@@ -210,7 +210,7 @@ def _ratios(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
     strong, weak = (
         # Series of that study, and tables that state this scaling.
         [s for s in series if s.row.scaling == name and s.row.study in (*LADDERS, IMPORTED, OTHER)]
-        for name in ("strong", "weak")
+        for name in WORK_SCALINGS
     )
     for name, curves in (("strong_efficiency", strong), ("parallel_efficiency", ladders)):
         for size, least in (getattr(targets, name) or {}).items():

@@ -21,7 +21,7 @@ from lockstep import content
 from lockstep.core import inputs
 from lockstep.core.formats import counted, listed
 from lockstep.core.inputs import MAX_RATE, SchemaVersion
-from lockstep.core.studies import LADDERS
+from lockstep.core.studies import LADDERS, WorkScaling
 from lockstep.report.check.checker import errors
 from lockstep.report.compute.evaluation import Evaluation
 from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series
@@ -76,7 +76,7 @@ class Run(_Table):
 class Production(_Table):
     """The point that production runs will use."""
 
-    study: Literal["strong", "weak"] = "strong"
+    study: WorkScaling = "strong"
     world_size: Count = Field(description="ranks")
 
 
