@@ -2,7 +2,7 @@
 
 A sequence is a launch of two or three ranks over a few cases, most of them healthy; in the others
 some ranks raise, skip, hang, die or do another collective, in set-up, call or teardown, and some
-hang once all is over. A failing sequence is printed as its plan, which `--plan FILE` repeats.
+hang once all is over. A failing sequence is printed with its plan.
 """
 
 import argparse
@@ -28,8 +28,16 @@ from fuzz_ranks_plan import Plan
 Result = tuple[list[str], Counter[str]]
 
 
-def fuzz(plan: Plan, name: str, folder: Path) -> Result:
-    """Run a plan in a folder, print what does not hold, and return that with what was counted."""
+def fuzz(task: tuple[int, int, float]) -> Result:
+    """Run a sequence, print what does not hold, and return that with what was counted."""
+    seed, number, patience = task
+    name = f"{seed}/{number}"
+    plan = fuzz_ranks_plan.draw(Random(name), patience)  # noqa: S311, no secret
+    with tempfile.TemporaryDirectory(prefix="lockstep-fuzz-") as folder:
+        return judged(plan, name, Path(folder))
+
+
+def judged(plan: Plan, name: str, folder: Path) -> Result:
     sequence = fuzz_ranks_launch.run(plan, folder)
     findings = fuzz_ranks_check.findings(sequence)
     counted = Counter(launches=len(sequence.launches), unmet=sequence.num_unmet)
@@ -44,14 +52,6 @@ def fuzz(plan: Plan, name: str, folder: Path) -> Result:
     return findings, counted
 
 
-def numbered(task: tuple[int, int, float]) -> Result:
-    seed, number, patience = task
-    name = f"{seed}/{number}"
-    plan = fuzz_ranks_plan.draw(Random(name), patience)  # noqa: S311, no secret
-    with tempfile.TemporaryDirectory(prefix="lockstep-fuzz-") as folder:
-        return fuzz(plan, name, Path(folder))
-
-
 def main() -> int:
     """Run what was asked for and return 1 if anything does not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -61,7 +61,6 @@ def main() -> int:
     parser.add_argument(
         "--patience", type=float, default=1.0, help="multiply the ranks' time-outs (default: 1)"
     )
-    parser.add_argument("--plan", type=Path, help="repeat this one and keep its files")
     asked = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with (
@@ -69,26 +68,19 @@ def main() -> int:
         fork_server.serving(Path(folder)) as python,
     ):
         sys.executable = str(python)
-        return repeat(asked.plan) if asked.plan else fuzz_all(asked)
-
-
-def repeat(path: Path) -> int:
-    folder = Path(tempfile.mkdtemp(prefix="lockstep-fuzz-")).resolve()
-    plan = fuzz_ranks_plan.read(path.read_text(encoding="utf-8"))
-    findings, _ = fuzz(plan, f"{path.name} in {folder}", folder)
-    return int(bool(findings))
+        return fuzz_all(asked)
 
 
 def fuzz_all(asked: argparse.Namespace) -> int:
     started, num_bad, total = time.monotonic(), 0, Counter[str]()
     tasks = [(asked.seed, number, asked.patience) for number in range(asked.sequences)]
     with ThreadPoolExecutor(asked.jobs) as pool:
-        for findings, counted in pool.map(numbered, tasks):
+        for findings, counted in pool.map(fuzz, tasks):
             num_bad, total = num_bad + bool(findings), total + counted
     counts = ", ".join(f"{count} {what}" for what, count in sorted(total.items()))
     took = f"{time.monotonic() - started:.0f} s"
     sys.stdout.write(f"{asked.sequences} sequences, {num_bad} with findings, {took}: {counts}\n")
-    # Where no healthy case was measured, nothing was judged: `--plan` shows what the ranks say.
+    # Where no healthy case was measured, nothing was judged.
     return int(num_bad > 0 or not total["healthy case"])
 
 

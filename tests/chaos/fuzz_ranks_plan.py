@@ -77,14 +77,8 @@ class Plan:
         return END_S * self.patience
 
     def to_json(self) -> str:
-        """Return the plan as `--plan` reads it."""
+        """Return the plan as its cases read it."""
         return json.dumps(asdict(self))
-
-
-def read(text: str) -> Plan:
-    facts = json.loads(text)
-    cases = tuple(tuple(Fault(**fault) for fault in case) for case in facts.pop("cases"))
-    return Plan(**facts | {"cases": cases, "stuck": tuple(facts.get("stuck", ()))})
 
 
 def own_number(case: int, phase: str, rank: int) -> int:

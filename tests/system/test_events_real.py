@@ -42,16 +42,11 @@ def receiver(folder):
     as_its_user = [TESTBED / "as-user", *command]
     with subprocess.Popen(as_its_user, stdout=subprocess.PIPE, text=True) as served:
         assert served.stdout.readline().startswith("page: "), served.poll()
-        _let_slurm_tell(folder)
+        key = ("--key-file", str(folder / ".events.key"))  # slurmctld is root
+        epilog = done(as_user(*command[:-2], "--print-epilog", *key))
+        (STATE / "epilog.sh").write_text(epilog)
         yield
         served.terminate()
-
-
-def _let_slurm_tell(folder):
-    """Give slurmctld the epilog that the command prints."""
-    line = ["lockstep", "slurm", "serve", str(folder), "--port", str(PORT), "--print-epilog"]
-    printed = done(as_user(*line, "--key-file", str(folder / ".events.key")))  # slurmctld is root
-    (STATE / "epilog.sh").write_text(printed)
 
 
 def sent(folder, code):
@@ -93,19 +88,3 @@ def test_slurmctld_tells_the_receiver_how_each_job_ended(folder, receiver):
     # The page follows, long before it would ask by itself.
     until(lambda: served() == ends, "the page", PATIENCE_S)
     assert states(folder) == ends
-
-
-def test_with_the_receiver_down_no_node_drains_and_polling_says_the_same(folder):
-    line = ["lockstep", "slurm", "serve", str(folder), "--port", str(PORT), "--print-epilog"]
-    done(as_user(*line))  # the key is made
-    _let_slurm_tell(folder)
-    good, bad = sent(folder, 0), sent(folder, 3)
-    ends = {good: "COMPLETED", bad: "FAILED"}
-    until(lambda: states(folder) == ends, "both ends", PATIENCE_S)
-    assert events(folder) == {}
-    said = subprocess.run(
-        ["sinfo", "--noheader", "--Node", "--format=%T"], capture_output=True, text=True, check=True
-    )
-    assert set(said.stdout.split()) == {"idle"}
-    log = (STATE / "log" / "slurmctld.log").read_text()
-    assert "drain" not in log.lower()

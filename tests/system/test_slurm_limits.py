@@ -80,16 +80,6 @@ def test_what_plan_says_of_a_limit_is_what_slurm_does():
     ended = lockstep("submit campaign.toml --site site.toml")
     assert (ended.returncode, "QOSMax" in ended.stderr) == (2, True)
 
-    (FOLDER / "site.toml").write_text(
-        (FOLDER / "site.toml").read_text().replace('time = "00:10:00"', 'time = "00:05:00"')
-    )
-    assert over_limits(world_sizes=[1, 2], repeats=4) == {
-        ("queued", "MaxJobs", ""): (0, 4, 2, "QOS tiny"),
-        ("refused", "MaxSubmit", ""): (1, 4, 3, "QOS tiny"),
-    }
-    ended = lockstep("submit campaign.toml --site site.toml")
-    assert (ended.returncode, "MaxSubmitJob" in ended.stderr) == (2, True)
-
 
 @pytest.mark.usefixtures("tiny")
 def test_init_and_doctor_keep_to_the_limits():

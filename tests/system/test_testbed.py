@@ -57,10 +57,6 @@ def daemons():
     return names & DAEMONS
 
 
-def test_the_nodes_are_idle():
-    assert states() == dict.fromkeys(("node1", "node2", "node3", "node4"), "idle")
-
-
 def test_a_job_of_two_nodes_is_run_and_accounted():
     output = SHARED / "test_testbed-%j.out"
     job_id = done(as_user("sbatch", "--parsable", f"--output={output}", input=JOB)).strip()
