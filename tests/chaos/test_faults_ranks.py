@@ -38,7 +38,11 @@ def test_a_teardown_that_fails_on_one_rank_fails_on_all(tmp_path):
 
 @pytest.mark.parametrize(
     ("fault", "reason"),
-    [("stop", r"rank 1 on \S+ \(cpu\) did not answer"), ("descriptors", "rank 1 on ")],
+    [
+        ("shape", r"crashed: rank \d ended with SIGABRT$"),
+        ("stop", r"rank 1 on \S+ \(cpu\) did not answer"),
+        ("descriptors", "rank 1 on "),
+    ],
 )
 def test_a_launch_that_a_rank_ends_is_started_again_without_the_case(fault, reason, tmp_path):
     ended = ladder(tmp_path, fault)

@@ -24,8 +24,8 @@ IS_FAULTY = os.environ.get("FAULT_RANK", "1") in (RANK, "all")
 FOREVER_S = 600.0
 
 
-def _sum(number):
-    tensor = torch.full((4,), float(number))
+def _sum(number, numel=4):
+    tensor = torch.full((numel,), float(number))
     distributed.all_reduce(tensor)
     return float(tensor[0])
 
@@ -69,6 +69,7 @@ DEEDS = {
     "fill": _fill,
     "exit": lambda: pytest.exit("no licence here"),
     "raise": _raise,
+    "shape": lambda: _sum(1, numel=8),
     "linger": lambda: threading.Thread(target=time.sleep, args=(FOREVER_S,)).start(),
     "timer": _take_timer,
     "sleep": lambda: time.sleep(FOREVER_S),
@@ -111,7 +112,9 @@ def test_a_before(lockstep, workload, precision, local_batch):
 @pytest.mark.cases("weak")
 def test_b_breaks(breaks, lockstep, workload, precision, local_batch):
     _break("before")
-    _agree(20, lockstep.world.world_size)
+    # The fault stands in the place of a rank's part in a sum, which no other rank would meet.
+    if not (IS_FAULTY and FAULT == "shape"):
+        _agree(20, lockstep.world.world_size)
     _measure(lockstep, 30)
 
 
