@@ -194,7 +194,7 @@ def test_a_campaign_runs_from_its_preflight_to_its_report_although_a_job_is_kill
         assert re.findall(rf"^{study} +(\d+) ", said, re.MULTILINE) == ["1", "2", "4"], said
     page = (folder / "results" / "campaign" / "report.html").read_text()
     assert "CANCELLED" in page
-    keep(folder, "campaign")
+    keep(folder)
 
 
 def check_collected(folder, middle):
@@ -216,26 +216,15 @@ def check_collected(folder, middle):
         assert account["max_rss_bytes"] > 1e8
 
 
-def keep(folder, name):
-    """Leave the campaign to the tests of examples, and to CI, which shows its report."""
-    kept = SHARED / name
+def keep(folder):
+    """Leave the campaign to CI, which shows its report."""
+    kept = SHARED / "campaign"
     shutil.rmtree(kept, ignore_errors=True)
     shutil.copytree(folder / "results" / "campaign", kept)
     give(kept)
 
 
-def test_ranks_that_fit_on_one_node_are_measured_spread_over_two(folder):
-    change(folder / "campaign.toml", world_sizes=[2], repeats=1, studies=["weak"])
-    change(folder / "site.toml", max_ranks_per_node=1)
-    submit(folder)
-    check_complete(folder, num_launches=1)
-    done(lockstep(folder, "status", "--collect", "results/campaign"))
-    block = read_result(folder, "w2-r0")["lockstep"]
-    assert (block["world_size"], block["num_nodes"]) == (2, 2)
-    keep(folder, "spread")
-
-
-def test_a_torchrun_on_each_node_starts_the_ranks(folder):
+def test_a_torchrun_on_each_of_two_nodes_starts_ranks_that_fit_on_one(folder):
     change(folder / "campaign.toml", world_sizes=[2], repeats=1, studies=["weak"])
     change(folder / "site.toml", launcher="torchrun", max_ranks_per_node=1)
     submit(folder)
