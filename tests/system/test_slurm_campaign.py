@@ -286,21 +286,6 @@ def commit_of(folder):
     return head["launch"]["provenance"]["git_commit"]
 
 
-@pytest.mark.parametrize(("allocation", "count"), [("ladder", 4), ("array", 5)])
-def test_slurm_would_take_every_script(folder, allocation, count):
-    jobs = f'allocation = "{allocation}"\npreflight = true\ncollect = true'
-    text = CAMPAIGN.replace('device = "cpu"\n', "") + jobs + "\n"
-    write(folder / "campaign.toml", text)
-    site = (folder / "site.toml").read_text().replace("gpus_per_node = 0\n", GPUS)
-    write(folder / "site.toml", site)
-    made = lockstep(folder, "submit", "--by-hand", "campaign.toml", "--site", "site.toml")
-    scripts = [one for one in done(made).splitlines() if not one.endswith("/submit.sh")]
-    assert len(scripts) == count
-    for script in scripts:
-        tested = as_user("sbatch", "--test-only", script)
-        assert tested.returncode == 0, tested.stderr
-
-
 def test_what_ends_a_preflight_is_named_by_the_site_s_key(folder):
     change(folder / "campaign.toml", world_sizes=[2], repeats=1, studies=["weak"])
     write(folder / "campaign.toml", (folder / "campaign.toml").read_text() + "preflight = true\n")

@@ -27,14 +27,8 @@ import parts  # noqa: E402
 from data.report_samples import document, record  # noqa: E402
 from pytest_benchmark.stats import Stats  # noqa: E402
 
-from lockstep.core.record import KEY, case_name  # noqa: E402
+from lockstep.core.record import KEY  # noqa: E402
 
-# Training cases of the smoke size, without the precisions that some CPUs would skip.
-TRAINING_CASES = (
-    *("-m", "strong or weak or sensitivity or bucket or accumulation"),
-    *("-k", "not fp16 and not bf16"),
-)
-NUM_CASES = 18
 POINTS = (1_000, 10_000)
 STUDIES = ("strong", "weak", "precision", "bucket", "sensitivity", "accumulation")
 DATE = "2026-01-01T00:00:00+00:00"
@@ -157,23 +151,6 @@ def _ratios(bench: Bench, world_size: int) -> dict[str, float]:
     return ratios
 
 
-def cases(bench: Bench) -> list[Figure]:
-    """What do many cases in one launch cost, beside a launch for each?"""
-    values = []
-    for repeat in range(bench.repeats):
-        path = bench.folder / f"cases-{repeat}.json"
-        together_s = bench.wall_s(_measure(path, "bench", *TRAINING_CASES))
-        held = json.loads(path.read_text())["benchmarks"]
-        nodes = [f"{one['fullname'].partition('::')[0]}::{case_name(one)}" for one in held]
-        if len(nodes) != NUM_CASES:
-            raise RuntimeError(f"{len(nodes)} cases were measured, {NUM_CASES} were expected")
-        node = nodes[repeat * 7 % NUM_CASES]
-        alone_s = bench.wall_s(_measure(bench.folder / f"case-{repeat}.json", node))
-        values.append(together_s / (NUM_CASES * alone_s))
-    note = f"world size 2, smoke size; {NUM_CASES} x one launch of one case, another each repeat"
-    return [Figure(f"{NUM_CASES} cases in one launch / one launch each", values, 1 / 15, note)]
-
-
 def first(bench: Bench) -> list[Figure]:
     """Does the first case of a launch take longer than the same case later in it?"""
     found: dict[str, list[float]] = {"warmed": [], "cold": []}
@@ -277,7 +254,6 @@ def _report_times(bench: Bench, num_points: int) -> list[tuple[float, float]]:
 
 FIGURES: dict[str, Callable[[Bench], list[Figure]]] = {
     "runner": runner,
-    "cases": cases,
     "causes": causes,
     "first": first,
     "report": report,

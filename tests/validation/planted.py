@@ -286,13 +286,6 @@ PLANTED: dict[str, Planted] = {
         "accuracy-open", "at world size 4",
         lambda root: trainings(root, {1: 0.91, 2: 0.9, 4: 0.86}, seeds=1), also=("no-repeat",),
     ),
-    "weak scaling of one global batch": Planted(
-        "constant-work", "table table0 at world size 1, 2, 4, 8",
-        lambda root: cited(root, table(
-            {1: 400, 2: 206, 4: 107, 8: 57}, "step_time", "ms", scaling="weak",
-            global_batch=256)),
-        also=("super-linear",),
-    ),
     "a row of ideal numbers": Planted(
         "not-measured", "table table0 throughput",
         lambda root: cited(root, table({1: 100, 2: 190, 4: 400}, note=lambda n: {
@@ -300,11 +293,6 @@ PLANTED: dict[str, Planted] = {
     ),
     "a result of half the times of its journal": Planted(
         "journal-contradicts", "launch w2-r1", halved_beside_journal),
-    "a compressing hook at 8": Planted(
-        "circumstances", "strong[64] at world size 8",
-        lambda root: measured(root, 205, (Case(changes=lambda n, r: {"details": {"ddp_settings": {
-            "comm_hook": "fp16_compress_hook" if n == 8 else None}}}),)),
-    ),
     "a training of more threads than cores": Planted(
         "crowded-training", "host node1, launch w1-r0", crowded_training, also=("no-repeat",)
     ),
@@ -324,14 +312,6 @@ PLANTED: dict[str, Planted] = {
     "fixed epochs": Planted(
         "fixed-epochs", "table table0",
         lambda root: cited(root, table(TIMES, "time", "s", scaling="fixed epochs", **FIXED)),
-    ),
-    "cited throughput of twice the samples": Planted(
-        "doubled-world-size", "table rate at world size 2",
-        lambda root: cited(
-            root,
-            table(TIMES, "time", "s", samples=50_000, table_id="time", **STUDY),
-            table({n: n * 50_000 / t for n, t in TIMES.items()}, table_id="rate", **STUDY)),
-        also=("super-linear",),
     ),
     "hours and throughput that part": Planted(
         "contradiction", "table rate at world size 2, table time",
