@@ -2,7 +2,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := bench,dev,docs,lint,tensorboard,tracker,trees
-SEQUENCES ?= 200
 KILLS ?= 40
 SEED ?= 0
 DEMO ?= laptop
@@ -11,8 +10,6 @@ PAGE ?= results/laptop/report.html
 OLDEST ?= 3.11
 NEWEST ?= 3.13
 ENDS ?= oldest newest
-# Ranks of two lanes on two cores need twice the time that they have alone.
-PATIENCE ?= 2
 DURATIONS := --durations=0 --durations-min=1
 
 # Each process of the tests would compile all that it imports.
@@ -157,7 +154,7 @@ screen: venv ## Print how often `lockstep screen` names a node or link that is r
 
 # Two lanes, and all of it runs whatever fails. What needs the testbed waits for Slurm half of its
 # time.
-chaos: venv ## Run what takes an hour: tests of faults and bad input, random faults and kills
+chaos: venv ## Run what takes an hour: tests of faults and bad input, and random kills
 	@mkdir -p results/chaos; \
 	$(BIN)/python -m pytest -m "chaos and slurm" $(DURATIONS) >results/chaos/slurm.txt 2>&1 & slurm=$$!; \
 	$(BIN)/python -m pytest -m "chaos and not slurm" $(DURATIONS); tests=$$?; \
@@ -170,8 +167,7 @@ faults: venv ## Put faults into real measurements, on this machine and on the te
 fuzz: venv ## Feed hostile contents to every reader of files, a minute each; --seconds and --only in OPTIONS
 	$(BIN)/python tests/chaos/fuzz.py $(OPTIONS)
 
-soak: venv ## Misbehave in launches and kill in campaigns at random; SEQUENCES, KILLS, SEED
-	$(BIN)/python tests/chaos/fuzz_ranks.py --sequences $(SEQUENCES) --seed $(SEED) --patience $(PATIENCE)
+soak: venv ## Kill processes of campaigns at random; KILLS, SEED
 	$(BIN)/python tests/chaos/soak.py --kills $(KILLS) --seed $(SEED)
 
 # The tests say whether CITATION.cff, codemeta.json and CHANGELOG.md name this version.

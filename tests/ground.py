@@ -245,13 +245,9 @@ def configured(*lines: str) -> Iterator[None]:
         ask("scontrol", "reconfigure")
 
 
-def pid_of(daemon: str) -> int:
-    return int((RUN / f"{daemon}.pid").read_text())
-
-
 @contextmanager
 def frozen(daemon: str) -> Iterator[None]:
-    pid = pid_of(daemon)
+    pid = int((RUN / f"{daemon}.pid").read_text())
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -269,10 +265,9 @@ def all_idle() -> bool:
     return len(states) == 4 and set(states) == {"idle"}
 
 
-def processes(*words: str, job_id: str | None = None, rank: int | None = None) -> list[int]:
+def processes(*words: str, job_id: str | None = None) -> list[int]:
     """Return the processes whose command line holds all words, the youngest last."""
     wanted = {f"SLURM_JOB_ID={job_id}"} if job_id else set()
-    wanted |= set() if rank is None else {f"SLURM_PROCID={rank}"}
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:

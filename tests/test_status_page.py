@@ -33,7 +33,6 @@ SCRIPTS = {
                        "after": [{"job": "campaign-w1-r0", "how": "afterok"}],
                        "time_limit": "00:20:00"},
 }  # fmt: skip
-MOMENTS = ("rendered", "pending", "running", "failed", "done")
 
 
 def campaign_at(moment, here):

@@ -20,12 +20,9 @@ from test_render import elements
 from lockstep.campaign.folder import Folder
 from lockstep.core import files, journal
 from lockstep.report.load import imports
-from lockstep.report.load.reading import load
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.submit.job import jobs, launches_of
 from lockstep.slurm.submit.script import render
-
-LAUNCH = "launches/w1-r0"
 
 
 def lockstep(*words, cwd):
@@ -50,17 +47,7 @@ def campaign_folder(here):
     return folder
 
 
-def test_links_to_and_within_a_folder_are_followed(tmp_path):
-    folder = strong_tree(tmp_path / "results")
-    (folder / "launches" / "w1-r0").rename(folder / "moved")
-    (folder / "launches" / "w1-r0").symlink_to(folder / "moved")
-    (tmp_path / "link").symlink_to(folder)
-    assert len(load([tmp_path / "link"]).launches) == 4
-
-
-@pytest.mark.parametrize(
-    "name", ["../../secret", "/etc", "..", ".", "", "a/b", "a\0b", "\x1b[2J", "a\nb"]
-)
+@pytest.mark.parametrize("name", ["../../secret", "", "a\0b", "a\nb"])
 def test_a_launch_never_leads_out_of_its_folder(name, tmp_path):
     with pytest.raises(ValueError, match="cannot name a launch"):
         Folder(tmp_path).journal(name)
@@ -69,9 +56,8 @@ def test_a_launch_never_leads_out_of_its_folder(name, tmp_path):
         Results(tmp_path).jobs()
 
 
-@pytest.mark.parametrize("job_id", ["--user=me", "1 2", "17,--all", "x"])
-def test_the_id_of_a_job_is_a_number(job_id, tmp_path):
-    send(tmp_path, "ladder", job_id)
+def test_the_id_of_a_job_is_a_number(tmp_path):
+    send(tmp_path, "ladder", "17,--all")
     with pytest.raises(ValueError, match="a line has an invalid"):
         Results(tmp_path).jobs()
 
@@ -111,14 +97,11 @@ def test_no_text_of_results_acts_on_a_terminal(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("of", ["job", "launch", "folder"])
-def test_no_name_of_a_job_or_launch_acts_on_a_terminal(of, tmp_path):
+def test_no_name_of_a_launch_acts_on_a_terminal(tmp_path):
     folder, name = campaign_folder(tmp_path), "\x1b]0;x\x07\x1b[2J"
-    if of == "folder":
-        (folder / "launches" / "w1-r0").rename(folder / "launches" / name)
-        (folder / "launches" / name / "journal.jsonl").touch()
-    else:
-        send(folder, name if of == "job" else "ladder", "18", [name] if of == "launch" else [])
+    send(folder, "ladder", "18", [name])
+    (folder / "launches" / "w1-r0").rename(folder / "launches" / name)
+    (folder / "launches" / name / "journal.jsonl").touch()
     _, shown, said = lockstep("status", folder, cwd=tmp_path)
     assert "\x1b" not in shown + said
 
@@ -219,13 +202,12 @@ def test_nothing_of_a_hostile_folder_becomes_markup(hostile_page):
 
 @pytest.mark.slow
 @pytest.mark.browser
-@pytest.mark.parametrize("has_policy", [True, False])
-def test_no_script_of_a_hostile_folder_runs(chromium, hostile_page, tmp_path, has_policy):  # noqa: F811
+def test_no_script_of_a_hostile_folder_runs(chromium, hostile_page, tmp_path):  # noqa: F811
     text = hostile_page.read_text(encoding="utf-8")
     policy = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
     assert len(policy.findall(text)) == 1
     page = tmp_path / "page.html"
-    page.write_text(text if has_policy else policy.sub("", text), encoding="utf-8")
+    page.write_text(policy.sub("", text), encoding="utf-8")  # it is safe without it, too
     dom = browse(
         chromium, tmp_path / "profile", page.as_uri(), "--virtual-time-budget=5000", "--dump-dom"
     )

@@ -34,11 +34,6 @@ def _raise():
     raise OSError("the disk of this rank is full")
 
 
-def _more():
-    for _ in range(2):
-        _sum(1)
-
-
 def _deaf():
     """Take away both timers that end a case that hangs, and hang."""
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
@@ -73,7 +68,6 @@ DEEDS = {
     "descriptors": _no_descriptors,
     "fill": _fill,
     "exit": lambda: pytest.exit("no licence here"),
-    "more": _more,
     "raise": _raise,
     "shape": lambda: _sum(1, numel=8),
     "linger": lambda: threading.Thread(target=time.sleep, args=(FOREVER_S,)).start(),
@@ -122,7 +116,6 @@ def test_b_breaks(breaks, lockstep, workload, precision, local_batch):
     if not (IS_FAULTY and FAULT == "shape"):
         _agree(20, lockstep.world.world_size)
     _measure(lockstep, 30)
-    _break("after")
 
 
 @pytest.mark.cases("weak")

@@ -1,18 +1,14 @@
 """Lets every rank tell how its cases ended, for only rank 0 prints and writes.
 
-As pytest-randomly does without a seed that is shared, `FAULT=shuffle` orders the cases anew on each
-rank; `FAULT=clock` sets the clock of the rank that `FAULT_RANK` names an hour ahead, and
-`FAULT=late` keeps that rank from ending once all cases are measured, and `FAULT=internal` breaks it
-between two phases of a case, where a signal's handler may raise.
+`FAULT=clock` sets the clock of the rank that `FAULT_RANK` names an hour ahead, `FAULT=late` keeps
+that rank from ending once all cases are measured, and `FAULT=internal` breaks it between two phases
+of a case, where a signal's handler may raise.
 """
 
 import json
 import os
-import random
 import time
 from pathlib import Path
-
-import pytest
 
 from lockstep.core import sizes
 
@@ -28,12 +24,6 @@ IS_FAULTY = os.environ.get("FAULT_RANK", "1") == RANK
 if os.environ.get("FAULT") == "clock" and IS_FAULTY:
     _time = time.time
     time.time = lambda: _time() + AHEAD_S
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    if os.environ.get("FAULT") == "shuffle":
-        random.Random(int(RANK)).shuffle(items)  # noqa: S311, an order is no secret
 
 
 def pytest_sessionfinish():

@@ -5,12 +5,11 @@ import json
 import shlex
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import commands
 import pytest
-from cluster import SHARED, as_user, done, need, need_base, without_namespaces
+from cluster import SHARED, as_user, done, need, need_base
 from test_image import TINY, write_tiny
 
 from lockstep.image import building, inspection
@@ -73,14 +72,12 @@ def test_a_real_image_holds_what_was_asked_for_and_says_so(real):
     assert facts["labels"][inspection.REVISION] == "1234"
     assert facts["sha256"] == hashlib.sha256((real / "tiny.sif").read_bytes()).hexdigest()
     assert facts["sha256_from"] == "record"
-    assert "record; lockstep image verify" in lockstep("image inspect tiny.sif", real).stdout
     assert "%post" in facts["definition_text"]
     (real / "tiny.sif.json").unlink()
     alone = json.loads(lockstep("image inspect tiny.sif --json", real).stdout)
     assert alone["sha256_from"] == "file"
     for name in ("sha256", "labels", "definition_text", "bootstrap"):
         assert alone[name] == facts[name]
-    assert alone["git_commit"] == "1234"
 
 
 @pytest.mark.parametrize(
@@ -88,8 +85,6 @@ def test_a_real_image_holds_what_was_asked_for_and_says_so(real):
     [
         ("echo 'word", "exit 4\n    echo 'word", "while running %post section: exit status 4"),
         ("test -s", "test ! -s", "failed to execute %test"),
-        ("%post", "%pots", "invalid section(s) specified: pots"),
-        ("localimage", "bogus", "invalid build source bogus"),
     ],
 )
 def test_a_real_build_that_fails_says_why(real, old, new, why):
@@ -98,23 +93,6 @@ def test_a_real_build_that_fails_says_why(real, old, new, why):
     assert ended.returncode == 3
     assert why in ended.stderr.splitlines()[-1]
     assert sorted(path.name for path in real.glob("tiny.sif*")) == ["tiny.sif.log"]
-
-
-def test_a_real_build_where_nobody_may_make_a_user_namespace_says_how_to_check():
-    base = need_base()
-    with tempfile.TemporaryDirectory(dir=SHARED) as folder:
-        Path(folder).chmod(0o777)
-        Path(folder, "own.def").write_text(f"Bootstrap: localimage\nFrom: {base}\n")
-        build = ("lockstep", "image", "build", "own.def", "x.sif")
-        ended = without_namespaces(*build, cwd=folder)
-    assert ended.returncode == 3
-    assert ended.stderr.endswith(
-        "no user namespace available for fakeroot; run unshare --user --map-root-user true; if "
-        "this command fails, too, ask the machine's support for user namespaces, or build on "
-        f"another machine; see {folder}/x.sif.log\n"
-    )
-    assert len(ended.stderr.split("Error: ")) == 2
-    assert "Traceback" not in ended.stderr
 
 
 @pytest.fixture

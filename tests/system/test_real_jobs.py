@@ -3,18 +3,18 @@
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
 import pytest
-from cluster import SHARED, TESTBED, as_user, need_login, need_testbed
-from ground import configured
+from cluster import SHARED, TESTBED, as_user, need_testbed
 from launched import until
 from stand_ins import lockstep, now
 
 from lockstep.core.journal import Journal
 from lockstep.slurm import client as slurm
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 TESTBED_USER = "lockstep"
 
@@ -43,27 +43,14 @@ def login(testbed, monkeypatch):
     return testbed
 
 
-@pytest.mark.slurm
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "key", "allowed"),
     [
-        ("--partition=nowhere", "partition", "partitions: gpu, debug"),
         ("--account=nobody", "account", "your accounts: project"),
-        ("--qos=gold", "qos", "your QOS: normal"),
-        ("--gres=banana:1", "gpu_type or gpus_per_node", "gres of the nodes: gpu:fake:2"),
         ("--gpus-per-node=h100:1", "gpus_per_node, gpu_type", "the nodes have: gpu: 4 CPUs"),
-        ("--mem=99T", "mem", "MiB of the nodes: 8000"),
         ("--nodes=9", "world_sizes", "partitions: gpu has 4 nodes"),
-        ("--nodes=99", "cpus_per_node in the site file, or world_sizes", "gpu has 4 nodes of 4"),
         ("--time=9-00:00:00", "time", "limits: gpu 1-00:00:00, debug 15:00"),
-        ("--partition=debug --time=16", "time", "limits: gpu 1-00:00:00, debug 15:00"),
-        ("--time=banana", "time", "limits: gpu 1-00:00:00"),
-        ("--constraint=banana", "constraint", "features: rack"),
-        ("--reservation=banana", "reservation", "reservations: none"),
-        ("--cpus-per-task=99", "cpus_per_node", "gpu has 4 nodes of 4 CPUs"),
         ("--array=0-99999999", "max_array_size", "MaxArraySize: "),
-        ("--nodelist=nowhere", "extra_directives", "nodes: node[1-"),
         ("--nodess=3", "extra_directives", ""),
     ],
 )
@@ -81,63 +68,12 @@ def test_what_a_real_sbatch_refuses_names_the_key_and_what_there_is(
     assert "\n" not in said
 
 
-@pytest.mark.slurm
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_node_a_job")
-def test_a_job_of_more_nodes_than_its_partition_gives_one_is_told_how_many(login):
-    script = login / "true.sh"
-    script.write_text("#!/bin/sh\ntrue\n")
-    too_many = ("--partition=debug", "--nodes=2")
-    with pytest.raises(ValueError, match=r"^sbatch refused the job: ") as refused:
-        slurm.sbatch(script, "lockstep:refused", *too_many)
-    assert "; change world_sizes in the campaign file (partitions: " in str(refused.value)
-    assert "debug has 2 nodes, jobs of 1; asked cluster " in str(refused.value)
-
-
-@pytest.fixture
-def one_node_a_job():
-    """Let a job of the partition debug have one node; to be asked for before `login`."""
-    need_testbed()
-    update = ["scontrol", "update", "PartitionName=debug"]
-    subprocess.run([*update, "MaxNodes=1"], check=True)
-    yield
-    subprocess.run([*update, "MaxNodes=UNLIMITED"], check=True)
-
-
-@pytest.fixture
-def limits_are_not_enforced():
-    """Let Slurm take a job that no partition will ever run; to be asked for before `login`."""
-    need_testbed()
-    with configured("EnforcePartLimits=NO"):
-        yield
-
-
-@pytest.mark.slurm
-@pytest.mark.slow
-@pytest.mark.usefixtures("limits_are_not_enforced")
-def test_a_job_that_was_taken_beyond_its_partition_s_limit_waits_for_ever(login):
-    sent(login, "long", "true", "--partition=debug", "--time=16")
-    path = os.environ["PATH"]
-    try:
-        until(lambda: row_of(login, "long", path)["reason"] == "PartitionTimeLimit", "its reason")
-        said = lockstep(f"status {login}", login, path).stdout
-    finally:
-        lockstep(f"cancel {login} --job long", login, path)
-    assert (
-        "waits: the job can never start, because its time exceeds the limit of the partition; "
-        in said
-    )
-
-
-@pytest.mark.slurm
-@pytest.mark.slow
 def test_real_jobs_stand_as_they_are(login):
     ended = {"good": "true", "bad": "echo 'RuntimeError: no data'; exit 3", "ended": "sleep 300"}
     ids = {}
     for name, command in ended.items():
         ids[name] = sent(login, name, command)
     ids["held"] = sent(login, "held", "true", "--hold")
-    ids["gone"] = sent(login, "gone", "true", f"--output={login}/nowhere/%j.out")
     ids["some"] = sent(login, "some", "true", "--array=0-1", "--hold", num=2)
     by_hand = login / "jobs" / "by-hand.sh"
     by_hand.write_text("#!/bin/bash\ntrue\n")
@@ -163,7 +99,6 @@ def test_real_jobs_stand_as_they_are(login):
     assert found["bad"]["advice"].startswith("jobs/bad-")
     assert "RuntimeError: no data" in found["bad"]["advice"]
     assert states["ended"] == states["held"] == states["some"] == "CANCELLED"
-    assert found["gone"]["advice"].startswith("exit code 0:53: node")
     assert (states["by-hand"], found["by-hand"]["by_hand"]) == ("COMPLETED", True)
     assert found["by-hand"]["id"] == ids["by-hand"]
     assert found["arr"]["elements"] == {"COMPLETED": 4, "FAILED": 1}
@@ -203,49 +138,3 @@ def names_in_accounting(folder):
 def row_of(folder, name, path):
     found = json.loads(lockstep(f"status {folder} --json", folder, path).stdout)
     return next(row for row in found["jobs"] if row["job"] == name)
-
-
-@pytest.mark.slurm
-@pytest.mark.slow
-def test_a_full_queue_is_not_a_missing_one():
-    need_login()
-    sent = as_user(
-        "sbatch", "--parsable", "--exclusive", "--nodes=4", "--output=/dev/null", "--wrap=sleep 100"
-    )
-    job = sent.stdout.strip()
-    try:
-        listed = ("squeue", f"--jobs={job}", "--format=%T")
-        until(lambda: "RUNNING" in as_user(*listed).stdout, "the job that fills the nodes")
-        ended = as_user("lockstep", "doctor", "--slurm", "--json", timeout=90)
-    finally:
-        as_user("scancel", job)
-    (found,) = (one for one in json.loads(ended.stdout)["checks"] if one["check"] == "Nodes")
-    assert (found["status"], "busy" in found["says"]) == ("warning", True)
-    assert as_user("squeue", "--me", "--name=doctor", "--noheader").stdout == ""
-
-
-@pytest.mark.slurm
-@pytest.mark.slow
-def test_why_ranks_a_waiting_job_as_slurm_does():
-    """The larger of two waiting jobs comes first, though it was sent later."""
-    need_login()
-
-    def send(num_nodes, seconds):
-        asked = ("--partition=gpu", f"--nodes={num_nodes}", "--exclusive", "--output=/dev/null")
-        sent = as_user("sbatch", "--parsable", *asked, f"--wrap=sleep {seconds}", cwd=SHARED)
-        return sent.stdout.strip()
-
-    def why(job_id):
-        (job,) = json.loads(as_user("lockstep", "slurm", "why", job_id, "--json").stdout)["jobs"]
-        return job["priority"], job["wait"] or {}
-
-    jobs = [send(4, 300), send(1, 1), send(4, 1)]
-    try:
-        until(lambda: why(jobs[1])[1].get("num_ahead") == 1, "a job that waits behind another")
-        (less, small), (more, large) = why(jobs[1]), why(jobs[2])
-        assert (small["num_ahead"], large["num_ahead"]) == (1, 0)
-        assert less < more
-        assert small["factors"] == {"size of the job": less}
-        assert large["factors"] == {"size of the job": more}
-    finally:
-        as_user("scancel", *jobs)

@@ -6,7 +6,6 @@ import shutil
 
 import launched
 import pytest
-import torch
 from cluster import (
     IMAGE,
     ROOT,
@@ -19,8 +18,6 @@ from cluster import (
     site_text,
     unpack_checkout,
 )
-
-from lockstep.measure.step.precision import is_emulated
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -197,7 +194,7 @@ def test_a_campaign_runs_from_its_preflight_to_its_report_although_a_job_is_kill
         assert re.findall(rf"^{study} +(\d+) ", said, re.MULTILINE) == ["1", "2", "4"], said
     page = (folder / "results" / "campaign" / "report.html").read_text()
     assert "CANCELLED" in page
-    keep(folder, "campaign")
+    keep(folder)
 
 
 def check_collected(folder, middle):
@@ -219,44 +216,15 @@ def check_collected(folder, middle):
         assert account["max_rss_bytes"] > 1e8
 
 
-def keep(folder, name):
-    """Leave the campaign to the tests of examples, and to CI, which shows its report."""
-    kept = SHARED / name
+def keep(folder):
+    """Leave the campaign to CI, which shows its report."""
+    kept = SHARED / "campaign"
     shutil.rmtree(kept, ignore_errors=True)
     shutil.copytree(folder / "results" / "campaign", kept)
     give(kept)
 
 
-def test_ranks_that_fit_on_one_node_are_measured_spread_over_two(folder):
-    change(folder / "campaign.toml", world_sizes=[2], repeats=1, studies=["weak"])
-    change(folder / "site.toml", max_ranks_per_node=1)
-    submit(folder)
-    check_complete(folder, num_launches=1)
-    done(lockstep(folder, "status", "--collect", "results/campaign"))
-    block = read_result(folder, "w2-r0")["lockstep"]
-    assert (block["world_size"], block["num_nodes"]) == (2, 2)
-    keep(folder, "spread")
-
-
-def test_a_sweep_is_one_array(folder):
-    change(folder / "campaign.toml", world_sizes=[1], repeats=1, studies=["precision"])
-    jobs = 'allocation = "array"\nmax_running = 4\n'
-    write(folder / "campaign.toml", (folder / "campaign.toml").read_text() + jobs)
-    submit(folder)
-    ((name, launches),) = sent(folder)
-    assert len(set(launches)) == 4
-    check_complete(folder, num_launches=4)
-    (row,) = status(folder)["jobs"]
-    assert row["elements"] == {"COMPLETED": 4}, name
-    done(lockstep(folder, "status", "--collect", "results/campaign"))
-    skipped = [case for one in launches for case in read_result(folder, one)["lockstep"]["skipped"]]
-    cases = {case for measured in journals(folder).values() for case in measured}
-    assert len(cases) + len(skipped) == 4  # fp16 asks for a GPU
-    assert len(cases) == (1 if is_emulated("bf16", torch.device("cpu")) else 2)
-    done(lockstep(folder, "report", "results/campaign"))
-
-
-def test_a_torchrun_on_each_node_starts_the_ranks(folder):
+def test_a_torchrun_on_each_of_two_nodes_starts_ranks_that_fit_on_one(folder):
     change(folder / "campaign.toml", world_sizes=[2], repeats=1, studies=["weak"])
     change(folder / "site.toml", launcher="torchrun", max_ranks_per_node=1)
     submit(folder)
@@ -291,7 +259,6 @@ def test_a_rendered_script_is_sent_by_hand_from_anywhere(folder):
     assert (row["state"], row["num_complete"]) == ("COMPLETED", 1)
     said = done(lockstep(folder, "status", "--collect", "results/campaign"))
     assert "accounting is known for 1 of 1 job" in said
-    assert "TRES billing" in said
     assert list(folder.rglob("hostile")) == []
 
 
@@ -319,36 +286,14 @@ def commit_of(folder):
     return head["launch"]["provenance"]["git_commit"]
 
 
-@pytest.mark.parametrize(("allocation", "count"), [("ladder", 4), ("job", 8), ("array", 5)])
-def test_slurm_would_take_every_script(folder, allocation, count):
-    jobs = f'allocation = "{allocation}"\npreflight = true\ncollect = true'
-    text = CAMPAIGN.replace('device = "cpu"\n', "") + jobs + "\n"
-    write(folder / "campaign.toml", text)
-    site = (folder / "site.toml").read_text().replace("gpus_per_node = 0\n", GPUS)
-    write(folder / "site.toml", site)
-    made = lockstep(folder, "submit", "--by-hand", "campaign.toml", "--site", "site.toml")
-    scripts = [one for one in done(made).splitlines() if not one.endswith("/submit.sh")]
-    assert len(scripts) == count
-    for script in scripts:
-        tested = as_user("sbatch", "--test-only", script)
-        assert tested.returncode == 0, tested.stderr
-
-
-@pytest.mark.parametrize(
-    ("key", "before", "after"),
-    [
-        ("container.binds", "[env]", 'binds = ["/nowhere"]\n[env]'),
-        pytest.param("env.GLOO_SOCKET_IFNAME", '"lo"', '"nope0"', marks=pytest.mark.chaos),
-    ],
-)
-def test_what_ends_a_preflight_is_named_by_the_site_s_key(folder, key, before, after):
+def test_what_ends_a_preflight_is_named_by_the_site_s_key(folder):
     change(folder / "campaign.toml", world_sizes=[2], repeats=1, studies=["weak"])
     write(folder / "campaign.toml", (folder / "campaign.toml").read_text() + "preflight = true\n")
     site = (folder / "site.toml").read_text()
-    write(folder / "site.toml", site.replace(before, after))
+    write(folder / "site.toml", site.replace("[env]", 'binds = ["/nowhere"]\n[env]'))
     submit(folder)
     preflight, waiting = until_ended(folder)["jobs"]
-    assert (preflight["state"], preflight["mend"]) == ("FAILED", key), texts(folder)
+    assert (preflight["state"], preflight["mend"]) == ("FAILED", "container.binds"), texts(folder)
     assert waiting["state"] == "CANCELLED"
 
 
@@ -366,12 +311,6 @@ def test_a_mended_campaign_is_sent_by_the_same_command(folder):
     write(folder / "site.toml", site)
     submit(folder)
     assert until_ended(folder)["num_complete"] == 1
-    change(folder / "campaign.toml", precision="bf16")
-    refused = lockstep(folder, "submit", "campaign.toml", "--site", "site.toml")
-    assert refused.returncode == 2
-    assert "results measured with precision = unset, but now precision = bf16" in refused.stderr
-    assert "--name" in refused.stderr
-    assert "--replace" in refused.stderr
 
 
 def test_every_rank_sees_all_gpus_of_its_node(folder):
@@ -451,17 +390,9 @@ def test_a_job_stages_data_and_image_in_and_what_its_ranks_left_out(folder):
     lines = (folder / "results" / "campaign" / "jobs" / "staging.jsonl").read_text().splitlines()
     (staged,) = map(json.loads, lines)
     assert (staged["cache_hits"], staged["cache_misses"]) == (0, 1)
-    assert staged["stage_in_s"] > 0
     done(lockstep(folder, "status", "--collect", "results/campaign"))
     account = json.loads((folder / "results" / "campaign" / "accounting.json").read_text())
     assert all(row["stage_in_s"] > 0 and row["stage_out_s"] >= 0 for row in account["jobs"])
-
-    change(folder / "campaign.toml", repeats=2)
-    submit(folder)
-    check_complete(folder, num_launches=2)
-    lines = (folder / "results" / "campaign" / "jobs" / "staging.jsonl").read_text().splitlines()
-    again = json.loads(lines[-1])
-    assert (len(lines), again["cache_hits"], again["cache_misses"]) == (2, 1, 0)
 
 
 def test_a_job_that_is_cancelled_stages_out_and_leaves_its_disk_clean(folder):
@@ -532,7 +463,7 @@ def test_an_array_over_a_script_of_ones_own_is_one_table_with_curves(folder):
 TRAINING = """schema = 1
 name = "campaign"
 studies = ["train"]
-world_sizes = [1, 2, 4]
+world_sizes = [4]
 repeats = 1
 size = "smoke"
 device = "cpu"
@@ -549,13 +480,13 @@ allocation = "job"
 """
 
 
-def test_training_runs_at_one_rank_on_one_node_and_on_two(folder):
+def test_training_runs_on_two_nodes(folder):
     write(folder / "campaign.toml", TRAINING)
     submit(folder)
-    check_complete(folder, num_launches=3)
+    check_complete(folder, num_launches=1)
     done(lockstep(folder, "status", "--collect", "results/campaign"))
     reported = done(lockstep(folder, "report", "results/campaign", "--json"))
-    points = json.loads(reported)["points"]
-    assert [(p["world_size"], p["num_nodes"]) for p in points] == [(1, 1), (2, 1), (4, 2)]
+    (point,) = json.loads(reported)["points"]
+    assert (point["world_size"], point["num_nodes"]) == (4, 2)
     # Ten digits: a guess is right once in ten times.
-    assert all(point["validation_accuracy"] > 0.5 for point in points)
+    assert point["validation_accuracy"] > 0.5

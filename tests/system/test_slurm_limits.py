@@ -1,10 +1,8 @@
 """Limits of a QOS and an account, set with a real sacctmgr: what Lockstep says, and Slurm does."""
 
 import json
-import re
 import shutil
 import subprocess
-import tomllib
 
 import pytest
 from cluster import SHARED, as_user, give, need_testbed, site_text
@@ -79,27 +77,3 @@ def test_what_plan_says_of_a_limit_is_what_slurm_does():
     assert denied == {("refused", *limit): facts for (_, *limit), facts in over.items()}
     ended = lockstep("submit campaign.toml --site site.toml")
     assert (ended.returncode, "QOSMax" in ended.stderr) == (2, True)
-
-    (FOLDER / "site.toml").write_text(
-        (FOLDER / "site.toml").read_text().replace('time = "00:10:00"', 'time = "00:05:00"')
-    )
-    assert over_limits(world_sizes=[1, 2], repeats=4) == {
-        ("queued", "MaxJobs", ""): (0, 4, 2, "QOS tiny"),
-        ("refused", "MaxSubmit", ""): (1, 4, 3, "QOS tiny"),
-    }
-    ended = lockstep("submit campaign.toml --site site.toml")
-    assert (ended.returncode, "MaxSubmitJob" in ended.stderr) == (2, True)
-
-
-@pytest.mark.usefixtures("tiny")
-def test_init_and_doctor_keep_to_the_limits():
-    ended = lockstep("init --dry-run")
-    site, campaign = map(tomllib.loads, re.split("^# ---- .*$", ended.stdout, flags=re.M)[1:])
-    assert site["time"] == site["partitions"]["gpu"]["time"] == "00:05:00"
-    assert site["partitions"]["debug"]["time"] == "00:15:00"
-    assert [site["partitions"][name]["max_nodes"] for name in ("gpu", "debug")] == [1, 2]
-    assert campaign["world_sizes"] == [1, 2]
-    give(FOLDER)
-    said = json.loads(lockstep("doctor --site site.toml --json").stdout)
-    (found,) = (one for one in said["checks"] if one["check"] == "Job limits")
-    assert (found["status"], "QOS tiny" in found["says"]) == ("missing", True)

@@ -1,9 +1,8 @@
 """The suite's own performance figures, each beside its goal: what `make bench` prints.
 
 A figure is a ratio of two times taken in turn on the same machine: it can be read on a busy machine
-too, with its spread over the repeats. One is a time: what the ranks say to each other has nothing
-to be compared with. No figure that misses its goal fails this script. One that cannot be measured
-is named with its reason, and then the exit code is 1.
+too, with its spread over the repeats. No figure that misses its goal fails this script. One that
+cannot be measured is named with its reason, and then the exit code is 1.
 """
 
 import argparse
@@ -17,27 +16,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import figures_control  # noqa: E402, this script's own folder
-import figures_runner  # noqa: E402
+import figures_runner  # noqa: E402, this script's own folder
 import parts  # noqa: E402
 from data.report_samples import document, record  # noqa: E402
 from pytest_benchmark.stats import Stats  # noqa: E402
 
-from lockstep.core.record import KEY, case_name  # noqa: E402
+from lockstep.core.record import KEY  # noqa: E402
 
-# Training cases of the smoke size, without the precisions that some CPUs would skip.
-TRAINING_CASES = (
-    *("-m", "strong or weak or sensitivity or bucket or accumulation"),
-    *("-k", "not fp16 and not bf16"),
-)
-NUM_CASES = 18
 POINTS = (1_000, 10_000)
 STUDIES = ("strong", "weak", "precision", "bucket", "sensitivity", "accumulation")
 DATE = "2026-01-01T00:00:00+00:00"
@@ -49,13 +40,6 @@ LONG_CASE = (
 SAME_CASES = "tests/samples/same_cases.py"
 # A ratio within a launch of six steps a case is noisy.
 FIRST_REPEATS = 4
-# Starts of pytest with the plugin, and as many without.
-NUM_STARTS = 10
-PEAK_OF = (
-    "import resource, subprocess, sys\n"
-    "subprocess.run(sys.argv[1:], capture_output=True, check=True)\n"
-    "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
-)
 
 
 @dataclass(frozen=True)
@@ -127,14 +111,6 @@ class Bench:
             raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}")
         return done.stdout
 
-    def peak_bytes(self, command: Sequence[str]) -> int:
-        """Return the most memory that a command held at once.
-
-        A small process starts it: of one that this process starts, its own size would count.
-        """
-        said = self.output(("-c", PEAK_OF, sys.executable, *command))
-        return int(said.split()[-1]) * 1024
-
     def _environment(self) -> dict[str, str]:
         # Bytecode is cached, as where a user works; without it imports would take several times
         # as long and flatter every figure that divides by them.
@@ -173,50 +149,6 @@ def _ratios(bench: Bench, world_size: int) -> dict[str, float]:
             raise
     ratios: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
     return ratios
-
-
-def control(bench: Bench) -> list[Figure]:
-    """How long do the ranks talk about a case, beside measuring it?"""
-    values = []
-    for _ in range(bench.repeats):
-        path = bench.folder / "control.json"
-        bench.output(torchrun(figures_control.WORLD_SIZE, figures_control.__file__, str(path)))
-        values.append(median(json.loads(path.read_text(encoding="utf-8"))))
-    name = f"ms of the control plane a case, world size {figures_control.WORLD_SIZE}"
-    note = f"median of {figures_control.NUM_CASES} empty cases, journal included"
-    return [Figure(name, values, figures_control.GOAL_MS, note)]
-
-
-def plugin(bench: Bench) -> list[Figure]:
-    """What does the plugin's entry point cost a session of pytest that does not use it?"""
-    (bench.folder / "test_plain.py").write_text("def test_plain():\n    pass\n", encoding="utf-8")
-    plain = ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(bench.folder / "test_plain.py"))
-    without = (*plain, "-p", "no:lockstep.plugin")
-    if "lockstep.plugin" not in {each.value for each in entry_points(group="pytest11")}:
-        sys.stderr.write("plugin: left out, for lockstep is not installed here\n")
-        return []
-    pairs = in_turn(bench, (plain, without), NUM_STARTS)
-    with_it, without_it = (median(times) for times in zip(*pairs, strict=True))
-    cost_ms = (with_it - without_it) * 1e3
-    note = f"{NUM_STARTS} starts each in turn, {with_it:.4g} s with it, {without_it:.4g} s without"
-    return [Figure("ms that the entry point costs a session", [cost_ms], 5.0, note)]
-
-
-def cases(bench: Bench) -> list[Figure]:
-    """What do many cases in one launch cost, beside a launch for each?"""
-    values = []
-    for repeat in range(bench.repeats):
-        path = bench.folder / f"cases-{repeat}.json"
-        together_s = bench.wall_s(_measure(path, "bench", *TRAINING_CASES))
-        held = json.loads(path.read_text())["benchmarks"]
-        nodes = [f"{one['fullname'].partition('::')[0]}::{case_name(one)}" for one in held]
-        if len(nodes) != NUM_CASES:
-            raise RuntimeError(f"{len(nodes)} cases were measured, {NUM_CASES} were expected")
-        node = nodes[repeat * 7 % NUM_CASES]
-        alone_s = bench.wall_s(_measure(bench.folder / f"case-{repeat}.json", node))
-        values.append(together_s / (NUM_CASES * alone_s))
-    note = f"world size 2, smoke size; {NUM_CASES} x one launch of one case, another each repeat"
-    return [Figure(f"{NUM_CASES} cases in one launch / one launch each", values, 1 / 15, note)]
 
 
 def first(bench: Bench) -> list[Figure]:
@@ -258,13 +190,6 @@ def causes(bench: Bench) -> list[Figure]:
     return [Figure("a case / the same with --no-causes", values, 1.6, "2 ranks, 85 steps")]
 
 
-def start(bench: Bench) -> list[Figure]:
-    """How soon does the command answer, beside an import of torch?"""
-    pair = (("-m", "lockstep", "--help"), ("-c", "import torch"))
-    ratios = [ours / theirs for ours, theirs in in_turn(bench, pair, bench.repeats)]
-    return [Figure("lockstep --help / import torch", ratios, 0.12)]
-
-
 def in_turn(bench: Bench, pair: Sequence[Sequence[str]], repeats: int) -> list[tuple[float, float]]:
     """Return the wall times of two commands, taken in turn, after one untimed run of each."""
     for command in pair:
@@ -286,13 +211,11 @@ def report(bench: Bench) -> list[Figure]:
         )
         for num_points, times in zip(POINTS, (few, many), strict=True)
     ]
-    page, command = bench.folder / f"{POINTS[1]}.html", _report(bench, POINTS[1])
-    size, peak = page.stat().st_size / 1e6, bench.peak_bytes(command) / 1e6
+    size = (bench.folder / f"{POINTS[1]}.html").stat().st_size / 1e6
     return [
         *ratios,
         Figure("lockstep report, ten times the points", growth, 10.0, note),
         Figure(f"page of {POINTS[1]} points, MB", [size], 5.0),
-        Figure(f"memory of lockstep report, {POINTS[1]} points, MB", [peak], 500.0),
     ]
 
 
@@ -331,12 +254,8 @@ def _report_times(bench: Bench, num_points: int) -> list[tuple[float, float]]:
 
 FIGURES: dict[str, Callable[[Bench], list[Figure]]] = {
     "runner": runner,
-    "control": control,
-    "plugin": plugin,
-    "cases": cases,
     "causes": causes,
     "first": first,
-    "start": start,
     "report": report,
 }
 

@@ -1,13 +1,12 @@
 """The laboratory: causes of known size are put into real training steps, and found again.
 
-    python tests/validation/figures_lab.py [--only SECTION,SECTION] [--judge]
+    python tests/validation/figures_lab.py [--only SECTION,SECTION]
 
 Two gloo ranks on two stand-in nodes, each with a core of its own, train a small net. Six causes in
 three strengths, pairs of causes, clean runs, a rank that is slow in backward alone, and links of
 doubled rate are measured (`lab_rank.py`) in an order drawn at random, and
 judged. Needs root, for network namespaces and a CPU quota, and a quiet machine with two
-cores; it takes about half an hour. Measured runs are kept: with --judge only the
-figures are printed.
+cores; it takes about half an hour.
 """
 
 import argparse
@@ -400,16 +399,14 @@ def main() -> None:
     """Measure what was asked for, and print the figures of all that is kept."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default=",".join(SECTIONS))
-    parser.add_argument("--judge", action="store_true", help="print the figures of what is kept")
     asked = parser.parse_args()
     plan = [run for name in asked.only.split(",") for run in SECTIONS[name]()]
     random.Random(SEED).shuffle(plan)  # noqa: S311
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    if OUT.exists():
+        OUT.rename(OUT.with_suffix(".before.jsonl"))
     try:
-        if not asked.judge:
-            OUT.parent.mkdir(parents=True, exist_ok=True)
-            if OUT.exists():
-                OUT.rename(OUT.with_suffix(".before.jsonl"))
-            measure(plan)
+        measure(plan)
     finally:
         show(OUT)
 

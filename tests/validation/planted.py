@@ -23,7 +23,6 @@ LAUNCH_SD = 0.01
 # Added to every seed: `tests/validation/figures_check.py` draws the noise anew.
 SEED_OFFSET = 0
 Change = Callable[[int, int], dict[str, Any]]
-Edit = Callable[[dict[str, Any], int, int], None]
 
 
 def always(**changes: Any) -> Change:
@@ -69,20 +68,16 @@ def measured(
     sizes: tuple[int, ...] = (1, 2, 4, 8),
     launches: Callable[[int], int] = lambda size: 3,
     facts: Change = always(),  # noqa: B008, what it returns changes nothing
-    edit: Edit | None = None,
     sd: float = LAUNCH_SD,
 ) -> Path:
-    """Write a campaign of noisy launches; `edit` may change a result before it is written."""
+    """Write a campaign of noisy launches."""
     draw = np.random.default_rng(seed + SEED_OFFSET)
     for size in sizes:
         for repeat in range(launches(size)):
             made = {case.name: _record(draw, case, size, repeat, sd) for case in cases}
             own = {"provenance": ranks(size), "repeat": repeat} | facts(size, repeat)
             spread(own, next(iter(made.values())).num_nodes)
-            content = document(f"w{size}-r{repeat}", size, made, **own)
-            if edit:
-                edit(content, size, repeat)
-            write(root, content)
+            write(root, document(f"w{size}-r{repeat}", size, made, **own))
     return root
 
 
@@ -196,30 +191,9 @@ def curve(rates: dict[int, float]) -> Callable[[int], float]:
     return lambda size: 0.1 * size / rates[size]
 
 
-def epochs(factor: Callable[[int], float]) -> list[str]:
-    """Return logs of epochs of 1 and 2 ranks, whose images/s are off by a factor."""
-    head = (
-        "timestamp,jobid,commit,epoch,epochs,world_size,gpus,batch_per_gpu,global_batch,"
-        "train_loss,train_acc,val_loss,val_acc,epoch_time_s,images_per_sec\n"
-    )
-    texts = []
-    for size, seconds in ((1, 20.0), (2, 10.6)):
-        text = head
-        for epoch in range(1, 6):
-            taken = seconds * (1 + 0.002 * epoch)
-            rate = factor(size) * 50_000 / taken
-            text += f"t,{900 + size},c,{epoch},5,{size},{size},128,{128 * size},1,1,1,1,"
-            text += f"{taken},{rate}\n"
-        texts.append(text)
-    return texts
-
-
 TIMES = {1: 100.0, 2: 52.0, 4: 27.0, 8: 14.5}
 RATES = {1: 500.0, 2: 962.0, 4: 1852.0, 8: 3448.0}
 STUDY = {"source": "one study", "model": "resnet", "scaling": "strong"}
-# CSCS, Inception v3 on p2.xlarge, synthetic images: images/s of 1 to 128 workers.
-CSCS = {1: 30.55, 2: 57.45, 4: 114.57, 8: 228.41, 16: 431.64, 32: 825.64, 64: 996.32, 128: 1077.59}
-CSCS_OF_FOUR = {size: rate for size, rate in CSCS.items() if size <= 8}
 FIXED = {"global_batch": lambda size: 32 * size, "local_batch": 32}
 
 
@@ -298,17 +272,6 @@ PLANTED: dict[str, Planted] = {
         "impossible-line", "table table0 at world size 2",
         lambda root: cited(root, table(RATES, nodes=lambda n: {1: 1, 2: 4, 4: 1, 8: 1}[n])),
     ),
-    "a node beside ranks of one": Planted(
-        "impossible-line", "table table0 at world size 2",
-        lambda root: cited(root, table(
-            {1: 100, 2: 1480, 4: 390, 8: 750}, nodes=lambda n: {1: 1, 2: 2, 4: 1, 8: 1}[n])),
-        also=("super-linear", "break", "outlier"),
-    ),
-    "nodes below the ranks of one": Planted(
-        "impossible-line", "table table0 at world size 2",
-        lambda root: cited(root, joined(
-            table({1: 100, 2: 195, 4: 390}, nodes=1), table({2: 770}, nodes=2))),
-    ),
     "a batch of more than the data": Planted(
         "impossible-line", "table table0 at world size 8",
         lambda root: cited(root, table(
@@ -319,49 +282,17 @@ PLANTED: dict[str, Planted] = {
         lambda root: cited(root, table(
             RATES, scaling="weak", top1=lambda n: {1: 76.2, 2: 76.3, 4: 75.9, 8: 73.1}[n])),
     ),
-    "trainings of a growing batch that learn less": Planted(
-        "less-accurate", "at world size 4",
-        lambda root: trainings(root, {1: 0.91, 2: 0.9, 4: 0.86}),
-    ),
     "trainings of a growing batch, less accurate in one seed": Planted(
         "accuracy-open", "at world size 4",
         lambda root: trainings(root, {1: 0.91, 2: 0.9, 4: 0.86}, seeds=1), also=("no-repeat",),
-    ),
-    "weak scaling of one global batch": Planted(
-        "constant-work", "table table0 at world size 1, 2, 4, 8",
-        lambda root: cited(root, table(
-            {1: 400, 2: 206, 4: 107, 8: 57}, "step_time", "ms", scaling="weak",
-            global_batch=256)),
-        also=("super-linear",),
-    ),
-    "a step time and a throughput of one line that part": Planted(
-        "contradiction", "table table0 throughput and table table0 at world size 4",
-        lambda root: cited(root, "gpus,step time (ms),samples/s,global_batch\n1,100,640,64\n"
-                           "2,105,1220,128\n4,110,2100,256\n"),
     ),
     "a row of ideal numbers": Planted(
         "not-measured", "table table0 throughput",
         lambda root: cited(root, table({1: 100, 2: 190, 4: 400}, note=lambda n: {
             4: "ideal linear scaling"}.get(n, "measured"))),
     ),
-    "saturation within a node": Planted(
-        "break", "table table0 at world size 4",
-        lambda root: cited(root, table({1: 350, 2: 690, 4: 700, 8: 1400, 16: 2790},
-                                       scaling="weak", nodes=lambda n: max(1, n // 4))),
-    ),
-    "a history of two machines, one of another Python": Planted(
-        "circumstances", "test_sort at world size 1",
-        lambda root: others(root, machine_info=[
-            {"node": "ci-7", "python_version": "3.11.2", "cpu": {"brand_raw": "CPU A"}},
-            {"node": "ci-9", "python_version": "3.12.1", "cpu": {"brand_raw": "CPU B"}}]),
-    ),
     "a result of half the times of its journal": Planted(
         "journal-contradicts", "launch w2-r1", halved_beside_journal),
-    "a compressing hook at 8": Planted(
-        "circumstances", "strong[64] at world size 8",
-        lambda root: measured(root, 205, (Case(changes=lambda n, r: {"details": {"ddp_settings": {
-            "comm_hook": "fp16_compress_hook" if n == 8 else None}}}),)),
-    ),
     "a training of more threads than cores": Planted(
         "crowded-training", "host node1, launch w1-r0", crowded_training, also=("no-repeat",)
     ),
@@ -374,34 +305,13 @@ PLANTED: dict[str, Planted] = {
         "identical-work", "weak[a] and weak[b] at world size 2",
         lambda root: measured(root, 90, equals(1.5)),
     ),
-    "a cited strong table with a smaller batch at 4": Planted(
-        "constant-work", "table table0",
-        lambda root: cited(root, table(RATES, scaling="strong",
-                                       global_batch=lambda n: 480 if n == 4 else 512)),
-    ),
     "fixed epochs called strong": Planted(
         "fixed-epochs-as-strong", "table table0",
         lambda root: cited(root, table(TIMES, "time", "s", scaling="strong", **FIXED)),
     ),
-    "times of a growing batch, no scaling stated": Planted(
-        "fixed-epochs-as-strong", "table table0",
-        lambda root: cited(root, table(TIMES, "time", "s", **FIXED)),
-    ),
     "fixed epochs": Planted(
         "fixed-epochs", "table table0",
         lambda root: cited(root, table(TIMES, "time", "s", scaling="fixed epochs", **FIXED)),
-    ),
-    "cited throughput of twice the samples": Planted(
-        "doubled-world-size", "table rate at world size 2",
-        lambda root: cited(
-            root,
-            table(TIMES, "time", "s", samples=50_000, table_id="time", **STUDY),
-            table({n: n * 50_000 / t for n, t in TIMES.items()}, table_id="rate", **STUDY)),
-        also=("super-linear",),
-    ),
-    "a log of images/s counted once per rank": Planted(
-        "doubled-world-size", "world size 2, launch job 902",
-        lambda root: cited(root, *epochs(float)), also=("fixed-epochs", "no-repeat"),
     ),
     "hours and throughput that part": Planted(
         "contradiction", "table rate at world size 2, table time",
@@ -429,10 +339,6 @@ PLANTED: dict[str, Planted] = {
         lambda root: measured(root, 19, (Case("weak[64]", "weak", curve(
             {1: 1, 2: 1.97, 4: 4.6, 8: 8.8})),), launches=lambda size: 5),
     ),
-    "a cited efficiency of 1.08": Planted(
-        "super-linear", "table table0 at world size 2",
-        lambda root: cited(root, table({1: 100, 2: 216, 4: 408}, scaling="weak")),
-    ),
     "nothing between 2 and 8": Planted(
         "ladder-gap", "strong[64] at world size 2, 8",
         lambda root: measured(root, 21, sizes=(1, 2, 8)),
@@ -455,11 +361,6 @@ PLANTED: dict[str, Planted] = {
     "one point far below its neighbours": Planted(
         "outlier", "table table0 at world size 2",
         lambda root: cited(root, table({1: 329, 2: 520.8, 4: 1249}, scaling="weak")),
-    ),
-    "a cliff after which the rest is as low": Planted(
-        "break", "table table0 at world size 8",
-        lambda root: cited(root, table({1: 100, 2: 198, 4: 392, 8: 500, 16: 1010},
-                                       scaling="weak")),
     ),
     "repeats that differ by half": Planted(
         "launches-apart", "table table0 at world size 2",
@@ -512,15 +413,10 @@ PLANTED: dict[str, Planted] = {
         lambda root: cited(root, table(TIMES, "time", "s", scaling="strong", speedup=lambda n: {
             1: 1, 2: 1.92, 4: 3.99, 8: 6.9}[n])),
     ),
-    "an efficiency in per cent that the rates do not have": Planted(
-        "published-ratio", "table table0 at world size 8",
-        lambda root: cited(root, table(RATES, scaling="strong", efficiency=lambda n: {
-            1: "100%", 2: "96%", 4: "93%", 8: "97%"}[n])),
-    ),
     "a line that stands there twice": Planted(
         "duplicate-line", "table table0 at world size 8",
-        lambda root: cited(root, joined(table(CSCS_OF_FOUR, scaling="weak"),
-                                        table({8: CSCS[8]}, scaling="weak"))),
+        lambda root: cited(root, joined(table(RATES, scaling="weak"),
+                                        table({8: RATES[8]}, scaling="weak"))),
     ),
 }  # fmt: skip
 
@@ -552,28 +448,10 @@ def in_parts(root: Path) -> Path:
     return root
 
 
-def without_stored(root: Path) -> Path:
-    """Write results whose numbers that follow from others were left out."""
-
-    def bare(content: dict[str, Any], size: int, repeat: int) -> None:
-        for name in ("samples", "elapsed_s", "mean_throughput_samples_per_s", "mean_mfu"):
-            del content["benchmarks"][0]["extra_info"][KEY][name]
-
-    return measured(root, 78, edit=bare)
-
-
 LOADERS = tuple(
     Case(f"loader[{n}]", "loader", lambda size, n=n: 0.02 / (1 + n), always(
         scaling=None, precision=None, factors={"dataset": "memory", "num_workers": n}))
     for n in (0, 2, 4)
-)  # fmt: skip
-COLLECTIVES = tuple(
-    Case(f"collective[{n}]", "collective", lambda size, n=n: 1e-4 + n / 1e9, lambda size, repeat,
-         n=n: {"scaling": None, "workload": "all_reduce", "precision": None, "local_batch": None,
-               "global_batch": None, "samples_per_step": n, "sample_unit": "bytes",
-               "details": {"message_bytes": n, "algbw_gb_per_s": 1.0, "busbw_gb_per_s": 1.5},
-               "factors": {"collective": "all_reduce", "message_bytes": n}})
-    for n in (1024, 1 << 20)
 )  # fmt: skip
 SETTINGS = tuple(
     Case(f"sensitivity[{rate}]", "sensitivity", lambda n, rate=rate: weak(n) * (1 + rate), always(
@@ -582,11 +460,11 @@ SETTINGS = tuple(
 )  # fmt: skip
 
 
-def batch(size_of: int, scale: int = 1) -> Change:
-    """Return a strong case's global batch over the ranks; a sample may be so many tokens."""
+def batch(size_of: int) -> Change:
+    """Return a strong case's global batch over the ranks."""
     return lambda n, repeat: {
         "factors": {"workload": "mlp", "global_batch": size_of}, "global_batch": size_of,
-        "local_batch": size_of // n, "samples_per_step": size_of * scale,
+        "local_batch": size_of // n, "samples_per_step": size_of,
     }  # fmt: skip
 
 
@@ -596,50 +474,24 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
             "ddp_settings": {"comm_hook": None}, "basis": {"optimizer": "SGD"}}}),),
         facts=lambda n, r: {"started": f"2026-11-20T{10 + r:02}:{10 + n:02}:00+00:00"},
     ),
-    "a loss that falls by less the larger the batch": lambda root: measured(
-        root, 209, (Case("weak[64]", "weak", weak, lambda n, r: losses(6.95 - 2 / n)),),
-        sizes=(1, 2, 4, 8, 16),
-    ),
     "identical work, a fiftieth apart": lambda root: measured(root, 91, equals(1.02)),
-    "one size that is not one": lambda root: measured(root, 105, sizes=(4,)),
     "a factor of two at most": lambda root: measured(
         root, 108, (Case(changes=batch(504)),), sizes=(1, 2, 3, 4, 6, 8, 12, 24)
-    ),
-    "504 on 12": lambda root: measured(
-        root, 109, (Case("strong[504]", changes=batch(504)),), sizes=(1, 2, 4, 6, 12)
     ),
     "noise of 3 % and five launches": lambda root: measured(
         root, 111, (WEAK,), launches=lambda size: 5, sd=0.03
     ),
-    "efficiency 1.01 within its interval": lambda root: measured(
-        root, 112, (Case("weak[64]", "weak", curve({1: 1, 2: 2.02, 4: 4.02})),), sizes=(1, 2, 4),
-        sd=0.02,
-    ),
-    "tokens": lambda root: measured(root, 113, (Case(changes=batch(64, scale=512)),)),
     "trainings of a growing batch that learn as much": lambda root: trainings(
         root, {1: 0.91, 2: 0.912, 4: 0.908}
     ),
-    "collectives": lambda root: measured(root, 115, COLLECTIVES, sizes=(2, 4, 8)),
     "precisions that are what they say": lambda root: measured(
         root, 117, precisions("fp32", "bf16", checks={"precision": "bf16"})
-    ),
-    "buckets that differ by one byte": lambda root: measured(
-        root, 118, buckets((25, [3_000_000, 1]), (50, [3_000_001])), sizes=(2, 4)
     ),
     "every study": lambda root: measured(
         root, 119, (Case(), WEAK, *LOADERS, *SETTINGS, *precisions("fp32", "bf16")), sizes=(1, 2)
     ),
-    "twice the launches and no more": lambda root: measured(
-        root, 120, launches=lambda size: 4 if size == 1 else 2
-    ),
-    "ten steps": lambda root: measured(
-        root, 121, (Case(changes=lambda n, r: {"steps_per_round": 2}),)
-    ),
     "as many threads as cores": lambda root: measured(
         root, 122, facts=lambda n, r: {"provenance": ranks(n, threads=8, cores=8 * n)}
-    ),
-    "threads that differ where GPUs compute": lambda root: measured(
-        root, 123, facts=lambda n, r: {"provenance": ranks(n, threads=8 // n)}
     ),
     "skipped for a reason": lambda root: measured(
         root, 125, facts=always(skipped=[{"case": "precision[fp16]", "reason": "needs a GPU"}])
@@ -651,25 +503,11 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
     "short steps that do not wait": lambda root: measured(
         root, 129, (Case("weak[64]", "weak", lambda n: weak(n, 0.004)),)
     ),
-    "long steps that wait": lambda root: measured(
-        root, 130, (Case("weak[64]", "weak", lambda n: weak(n, 0.1, added=0.08)),)
-    ),
     "parts of launches": in_parts,
-    "nothing stored but the rounds": without_stored,
-    "someone else's benchmark of one commit and host": lambda root: others(
-        root, commit_info=[{"id": "1f0c", "dirty": False}] * 2,
-        machine_info=[{"node": "build3", "cpu": {"count": 4}}] * 2,
-    ),
     "a cited ladder of clean nodes and accuracies": lambda root: cited(
         root, table({1: 100, 2: 196, 4: 384, 8: 744, 16: 1420}, scaling="weak", local_batch=64,
                     global_batch=lambda n: 64 * n, nodes=lambda n: max(1, n // 8),
                     dataset_size=50_000, top1=lambda n: 76.2 - 0.01 * n),
-    ),
-    "a step time and tokens of one cited ladder": lambda root: cited(
-        root, "gpus,step time (ms),tokens/s/GPU,batch/GPU,note\n"
-        "1,100,163840,8,batch 8 per GPU\n2,104,157538,8,2 loaders per GPU\n"),
-    "a cited efficiency of 1.04": lambda root: cited(
-        root, table({1: 100, 2: 208, 4: 400}, scaling="weak")
     ),
     "a cited point 8 % below the line": lambda root: cited(
         root, table({1: 100, 2: 180, 4: 380, 8: 700}, scaling="weak")
@@ -679,39 +517,19 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
         table(TIMES, "time", "s", samples=50_000, table_id="time", **STUDY),
         table({n: 1.03 * rate for n, rate in RATES.items()}, table_id="rate", **STUDY),
     ),
-    "cited tables of two studies that part": lambda root: cited(
-        root,
-        table(TIMES, "time", "s", table_id="time", **STUDY),
-        table({1: 40, 2: 70, 4: 126}, table_id="rate", **(STUDY | {"source": "another"})),
-    ),
     "a speed-up and an efficiency that the times have": lambda root: cited(
         root, table(TIMES, "time", "s", scaling="strong", speedup=lambda n: {
             1: 1, 2: 1.92, 4: 3.7, 8: 6.9}[n], efficiency=lambda n: {
             1: 100, 2: 96, 4: 93, 8: 86}[n])
     ),
-    "equal times of 24.1 s": lambda root: cited(
-        root, joined(table({1: 24.1, 2: 12.5}, "time", "s"), table({1: 24.1}, "time", "s"))
-    ),
     "cited repeats a fifth apart": lambda root: cited(
         root, joined(table(RATES, scaling="strong"), table({4: 2220}, scaling="strong"))
-    ),
-    "weak scaling of samples that grow": lambda root: cited(
-        root, table({1: 100, 2: 103, 4: 106}, "time", "s", scaling="weak", **FIXED,
-                    samples=lambda n: 50_000 * n)
     ),
     "strong scaling of a local batch that shrinks": lambda root: cited(
         root, table(TIMES, "time", "s", scaling="strong", local_batch=lambda n: 512 // n)
     ),
-    "plain tables that agree": lambda root: cited(
-        root, table(TIMES, "time", "s"), table({n: 1.03 * rate for n, rate in RATES.items()})
-    ),
     "plain tables of which nobody says which belong together": lambda root: cited(
         root, table(TIMES, "time", "s"), table(RATES),
-        table({1: 12, 2: 6.5, 4: 3.5, 8: 2}, "time", "h"), table(CSCS_OF_FOUR),
-    ),
-    "cited tables of one study and two models": lambda root: cited(
-        root,
-        table(TIMES, "time", "s", table_id="time", **STUDY),
-        table({1: 40, 2: 70, 4: 130}, table_id="rate", **(STUDY | {"model": "vgg"})),
+        table({1: 12, 2: 6.5, 4: 3.5, 8: 2}, "time", "h"),
     ),
 }  # fmt: skip

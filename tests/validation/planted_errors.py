@@ -109,11 +109,6 @@ def peaked(fraction: float) -> Callable[[Json], None]:
     return change
 
 
-def counted_per_rank(block: Json) -> None:
-    for name in ("samples_per_step", "samples", "mean_throughput_samples_per_s"):
-        block[name] *= block["world_size"]
-
-
 def copy_rounds(root: Path) -> None:
     """Give the second launch of two ranks the results of the first."""
     first, second = (json.loads(result(root, 2, repeat).read_text()) for repeat in (0, 1))
@@ -158,23 +153,10 @@ def copy_launch(root: Path) -> None:
     shutil.copytree(result(root, 2).parent, root / "launches" / "copy")
 
 
-def negative_round(block: Json) -> None:
-    block["rank_round_s"][0][0] = -1.0
-
-
 def claim_two_ranks(entry: Json) -> None:
     """Let a case say that it ran on two ranks, by name and by number."""
     entry["extra_info"][KEY]["world_size"] = 2
     entry["name"] = entry["name"].replace("world_size=1]", "world_size=2]")
-
-
-def move_ranks(document: Json) -> None:
-    """Name another host for every rank, in the launch and in its cases."""
-    for rank in document[KEY]["provenance"]["ranks"]:
-        rank["host"] = "other"
-    for entry in document["benchmarks"]:
-        block = entry["extra_info"][KEY]
-        block["rank_hosts"] = ["other" for _ in block["rank_hosts"]]
 
 
 def settle(entry: Json) -> None:
@@ -216,8 +198,6 @@ def twins(*factors: float) -> Callable[[Path], None]:
 WARNED: dict[str, tuple[str, Callable[[Path], None]]] = {
     "NCCL steered at two ranks only": ("circumstances", each("provenance",
         lambda known: known["environment"].update(NCCL_P2P_DISABLE="1"), 2)),
-    "another host at two ranks": (
-        "circumstances", each("launch", move_ranks, 2)),
     "another day at two ranks": (
         "circumstances", each("facts", give(started="2020-01-01T12:00:00+00:00"), 2)),
     "all repeats of two ranks in one job": (
@@ -234,24 +214,14 @@ PLANTED: dict[str, Plant] = {
         "samples-time", each("block", times("mean_throughput_samples_per_s", 8), 1, 2)),
     "a stored throughput multiplied by the ranks": Plant(
         "doubled-world-size", each("block", times("mean_throughput_samples_per_s", 2), 2)),
-    "a mean that the rounds do not have": Plant(
-        "samples-time", each("stats", times("mean", 1.02), 2)),
-    "a median that the rounds do not have": Plant(
-        "samples-time", each("stats", times("median", 0.5), 2)),
-    "samples of weak scaling counted per rank": Plant(
-        "doubled-world-size", each("block", counted_per_rank, 2, study="weak"), ("weak",)),
     "parameters that differ": Plant(
         "wrong-result", each("checks", give(parameters_equal=False), 2)),
     "a loss that rises": Plant(
         "wrong-result", each("checks", give(loss_first=2.0, loss_last=7.5), 2, repeats=(0,))),
-    "a loss that is no number": Plant(
-        "wrong-result", each("checks", give(loss_last=float("nan")), 2)),
     "a copied launch": Plant("duplicate", copy_rounds, STUDIES),
     "a launch that was stopped": Plant(
         "unfinished-launch", each("facts", times("complete", 0), 2, repeats=(1,)), STUDIES),
     "a launch cut short on disk": Plant("unreadable-launch", cut_launch, STUDIES),
-    "a negative round in one launch": Plant(
-        "unreadable-launch", each("block", negative_round, 2, repeats=(1,))),
     "a case that failed": Plant("failed-case", each("launch", fail_case, 2, repeats=(1,))),
     "a case of which nothing is there": Plant(
         "missing-case", each("launch", drop_case, 2, repeats=(2,))),
@@ -266,26 +236,12 @@ PLANTED: dict[str, Plant] = {
     "the rounds of rank 0 only": Plant("ranks-missing", each("case", only_rank_0, 2)),
     "a case that says it ran on another world size": Plant(
         "launch-disagrees", each("case", claim_two_ranks, 1, repeats=(0,))),
-    "a case that says it ran on more nodes": Plant(
-        "launch-disagrees", each("block", give(num_nodes=2), 2)),
-    "ranks on more hosts than their cases say": Plant(
-        "launch-disagrees", each("rank",
-            lambda rank: rank.update(host=f"node{rank['rank']}"), 2), STUDIES),
-    "a launch that lists fewer ranks": Plant(
-        "launch-disagrees", each("provenance", lambda known: known["ranks"].pop(), 2), STUDIES),
     "two ranks on one GPU": Plant(
         "shared-gpu", each("rank", give(device="cuda:0", gpu_uuid="GPU-1"), 2), STUDIES),
     # What may not be pooled with the rest.
     "another driver in one launch": Plant(
         "mixed-provenance", each("provenance", give(driver="560"), 2, repeats=(1,)), STUDIES),
-    "another torch in one launch of the baseline": Plant(
-        "mixed-provenance", each("provenance", give(torch="2.6.0"), 1, repeats=(0,)),
-        ("strong", "weak", "bucket")),
     "bf16 in one launch": Plant(
         "mixed-cases", each("block", give(precision="bf16"), 2, repeats=(2,))),
-    "other gradients at two ranks": Plant(
-        "mixed-cases",
-        each("block", lambda block: times("gradient_bytes", 2)(block["details"]), 2, study="weak"),
-        ("weak",)),
     "another batch at two ranks": Plant("constant-work", each("block", give(global_batch=128), 2)),
 }  # fmt: skip
