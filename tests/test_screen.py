@@ -72,14 +72,7 @@ def test_a_screening_says_what_to_do():
     assert "--exclude=n2\n" in page(found)
 
 
-def test_a_node_whose_link_is_slow_is_shown_with_all_its_ranks():
-    found = screened(8, 8, Noise(Random(1)), Slow("slow-link", ("n7",)))  # noqa: S311, no secret
-    shown = [line.split()[1] for line in page(found).splitlines()[3:35]]
-    assert shown.count("n7") == 8
-
-
 @pytest.mark.parametrize(("nodes", "ranks", "slow", "uncompared"), [
-    (1, 2, None, ()),
     (2, 1, None, ("pair_all_reduce",)),
     (3, 2, None, ()),
     (3, 2, Slow("slow-node", ("n1",)), ("pair_all_reduce",)),  # of the others are too few
