@@ -39,16 +39,6 @@ def test_a_job_s_cost_stands_with_its_efficiency(tmp_path):
     assert jobs["rows"] == [expected.split("|")]
 
 
-def test_an_array_is_one_row(tmp_path):
-    elements = [row(f"25_{k}", "sweep", {"queue_wait_s": 10 * k}) for k in range(3)]
-    failed = row("25_3", "sweep", {"state": "FAILED", "queue_wait_s": None})
-    found = report(tmp_path, *elements, failed, row("26", accounting=None))
-    assert found["lead"][0] == "4 jobs ran 8 h in all; the end of 1 job is not known."
-    rows = found["tables"][0]["rows"]
-    assert rows[0][:5] == ["sweep, 4 elements", "25", "3 COMPLETED, 1 FAILED", "10 s", "8 h"]
-    assert rows[1][2] == "\u2013"
-
-
 @pytest.mark.parametrize(
     ("accounting", "fault"), [("[]", "holds no jobs"), ('{"schema": 1, "jobs": []}', "schema 1")]
 )

@@ -60,22 +60,6 @@ def test_my_jobs_are_listed_by_when_they_start(slurm):
     assert "4711 train|x: the job has run for 2 min on n1; 58 min left" in said
 
 
-def test_jobs_that_were_cancelled_while_they_waited_are_among_those_that_ended(slurm):
-    waited = {"JobID": "4714", "State": "CANCELLED by 0", "Eligible": "Unknown", "Start": "None",
-              "Elapsed": "00:00:00", "NodeList": "None assigned"}  # fmt: skip
-    slurm.say("squeue")
-    (slurm.folder / "rows").write_text(sacct(ENDED, ENDED | waited))
-    # As of Slurm 22.05: it is not shown unless its state is asked for.
-    hidden = "case $* in *--state=*CANCELLED*) x=@;; *) x=4714;; esac; /bin/grep -v ^$x"
-    slurm.act("sacct", f"{hidden} {slurm.folder}/rows")
-    assert ask("jobs --ended 24", slurm).stdout.splitlines() == [
-        "4711 train of me: COMPLETED, the job's script succeeded; "
-        "the job ran 10 min of 60 min on n1",
-        "4714 train of me: CANCELLED, the job was cancelled by root; the job did not run",
-    ]
-    assert asked("jobs --ended 24", slurm)["ended"]["4714"]["started"] is None
-
-
 def test_why_a_job_waits_has_its_rank_and_its_factors_if_slurm_has_them(slurm):
     queue = "100|Priority\n200|Resources\n300|Dependency\n150|Priority\n"
     slurm.say("squeue", squeue(WAITS), queue)
@@ -97,6 +81,17 @@ def test_of_a_job_that_squeue_forgot_accounting_says_how_it_ended(slurm):
     slurm.say("sacct", sacct())
     assert ask("why 4711", slurm).returncode == 2
     assert ask("why laptop", slurm).returncode == 2
+
+
+def test_why_names_the_dependency_for_which_slurm_cancelled_a_job(slurm):
+    over = squeue(RUNS | {"state": "CANCELLED", "reason": "DependencyNeverSatisfied"})
+    slurm.say("squeue", "", over)  # which shows it only with --states=all
+    slurm.say("sacct", sacct(ENDED | {"State": "CANCELLED", "Elapsed": "00:00:00"}))
+    assert asked("why 4711", slurm)["ended"]["4711"]["reason"] == "DependencyNeverSatisfied"
+    assert "--states=all" in slurm.calls("squeue")[-1]
+    slurm.say("squeue")
+    slurm.say("sacct", sacct(ENDED | {"State": "CANCELLED by 0"}))
+    assert "CANCELLED, the job was cancelled by root\n" in ask("why 4711", slurm).stdout
 
 
 @pytest.mark.parametrize(
@@ -221,16 +216,6 @@ def test_where_no_step_can_look_sstat_answers(slurm):
     assert (step["num_tasks"], step["cpu_s"], step["rss_bytes"]) == (2, 100, 2 * GIB)
     slurm.say("squeue", squeue(WAITS))
     assert ask("top 4712", slurm).returncode == 2
-
-
-def test_a_shell_has_the_allocation_of_a_point(slurm):
-    line = ask("shell ladder --site example --world-size 8 --dry-run", slurm).stdout
-    head, _, step = line.partition(" srun ")
-    assert head.startswith("salloc ")
-    for option in ("--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=h100:4", "--time=01:00:00"):
-        assert option in head.split()
-    assert step.startswith("--overlap --pty --nodes=1 --ntasks=1 ")
-    assert step.endswith("/path/to/lockstep.sif bash\n")
 
 
 CLUSTER = """NodeName=n1 Arch=x86_64 CoresPerSocket=32

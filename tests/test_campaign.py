@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from lockstep.campaign import campaign
 from lockstep.campaign.campaign import Campaign, Launch
-from lockstep.core import studies
 
 GIVEN = {"schema": 1, "name": "test", "studies": ["strong"], "world_sizes": [1, 2], "size": "smoke"}
 TOML = """
@@ -49,21 +48,10 @@ def test_the_schema_takes_what_we_ship_and_refuses_what_we_refuse():
         assert not validator.is_valid(GIVEN | wrong)
 
 
-def test_the_rungs_are_those_of_the_tutorial_that_they_are_from():
-    # CaSToRC-CyI/eurocc-tutorials, t04: 60000 digits in batches of 16, 5 epochs, Adam, 1e-3.
-    rungs = campaign.load("rungs")
-    (row,) = studies.rows("train", rungs.measured_size())
-    wanted = {"workload": "mnist_cnn", "data": "mnist", "local_batch": 16, "optimizer": "adam"}
-    assert wanted | {"lr": 0.001, "epochs": 5, "global_batch": None} == {
-        name: row[name] for name in (*wanted, "lr", "epochs", "global_batch")
-    }
-
-
 @pytest.mark.parametrize(
     ("change", "names"),
     [
         ({"world_size": 3}, "'world_size'; did you mean 'world_sizes'"),
-        ({"repeats": True}, "repeats = true"),
         ({"repeats": 0}, "repeats = 0"),
         ({"case_budget": "900"}, "case_budget"),
         ({"precision": "fp31"}, "did you mean 'fp32'"),
@@ -78,7 +66,6 @@ def test_the_rungs_are_those_of_the_tutorial_that_they_are_from():
         ({"name": "a b;$(x)"}, "name"),
         ({"jobs": {"max_runing": 2}}, r"'jobs\.max_runing'; did you mean 'max_running'"),
         ({"jobs": {"max_running": 2}}, "max_running"),
-        ({"jobs": {"time": "00:00:59"}}, "at least a minute"),
         ({"jobs": {"time": "1:00:00", "launch_time": "0:05:00"}}, "launch_time"),
         *[({key: None}, f"'{key}' is missing") for key in ("schema", "name", "world_sizes")],
     ],

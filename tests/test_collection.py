@@ -1,9 +1,6 @@
 """What `status --collect` makes: the same of what has ended, however often and beside whom."""
 
 import json
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -219,18 +216,3 @@ def test_a_launch_that_grows_while_its_json_is_made_is_read_again(folder, collec
     monkeypatch.setattr(files, "write_atomically", grow_meanwhile)
     collect()
     assert cases(folder, name) == ["a", "b"]
-
-
-@pytest.mark.slow
-def test_two_at_once_make_the_same_though_one_has_no_answer_of_sacct(here, folder, collect):
-    collect()
-    first = made(folder)
-    silent = StandIns(here / "silent")
-    silent.say("squeue")
-    silent.say("sacct", rc=1, error=DISABLED)
-    command = [sys.executable, "-m", "lockstep", "status", "--collect", "results/x"]
-    environs = [os.environ | {"PATH": str(here / name)} for name in ("bin", "silent")]
-    pair = [subprocess.Popen(command, cwd=here, env=environ) for environ in environs]
-    assert [process.wait(60) for process in pair] == [0, 0]
-    assert made(folder) == first
-    assert not list(folder.rglob("*.tmp"))

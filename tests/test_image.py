@@ -17,7 +17,7 @@ from cluster import need
 from commands import run
 from launched import git as git_in
 
-from lockstep.image import apptainer, building
+from lockstep.image import building
 from lockstep.image.image_cli import image as command
 
 ROOT = Path(__file__).parents[1]
@@ -151,15 +151,6 @@ def test_no_secret_is_built_into_an_image(folder, name, is_secret):
             building.load("tiny.def", {name: "x"})
     else:
         assert building.load("tiny.def", {name: "x"}).arguments[name] == "x"
-
-
-def test_the_two_definitions_differ_in_their_base_alone():
-    bodies = []
-    for name in building.BUILT_IN:
-        text = (DEFINITIONS / f"{name}.def").read_text()
-        lines = [line for line in text.splitlines() if not line.strip().startswith("BASE=")]
-        bodies.append([line.replace(" --nv", "").replace(f"build {name} ", "") for line in lines])
-    assert bodies[0] == bodies[1]
 
 
 @pytest.mark.parametrize("name", building.BUILT_IN)
@@ -335,16 +326,3 @@ def test_a_hash_is_that_of_sha256sum_and_other_than_recorded_an_error(folder, st
     assert verified.return_value == 1
     facts = json.loads(verified.stdout)
     assert facts["sha256"] != facts["recorded_sha256"] == hashlib.sha256(SIF).hexdigest()
-
-
-@pytest.mark.parametrize(
-    ("text", "step", "error"),
-    [
-        ("INFO: A\nINFO: To see mksquashfs output", "A", "INFO: To see mksquashfs output"),
-        ("\x1b[34mINFO:\x1b[0m    A\nINFO:    B\n\x1b[31mFATAL:   it is\x1b[0m\n", "B", "it is"),
-        ("FATAL:   no space left on device\nFATAL:   no\n", None, "no space left on device"),
-    ],
-)
-def test_a_log_says_what_is_done_and_why_it_failed(text, step, error):
-    assert apptainer.current_step(text) == step
-    assert apptainer.last_error(text) == error

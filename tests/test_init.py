@@ -10,7 +10,6 @@ from data.job_samples import site_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep import content
 from lockstep.before.doctor import cluster_checks
 from lockstep.before.doctor.machine_checks import Subject
 from lockstep.before.init import init_cli
@@ -19,7 +18,6 @@ from lockstep.before.init.drafts import (
     choose,
     cluster_campaign,
     ladder,
-    read_surroundings,
     site_file,
 )
 from lockstep.campaign import campaign as campaigns
@@ -128,7 +126,6 @@ CLUSTERS = {
         [partition(max_time="UNLIMITED"), node("n1", "gpu:4")],
         {"time": "02:00:00", "partitions": {"gpu": (None, 1)}}, [1, 2, 4],
     ),
-    "a limit of one node": (ONE_NODE, {"gpus_per_node": 4}, [1, 2, 4]),
     "a partition for others": (
         [partition("a", accounts="physics,chemistry"), partition("b", accounts="mine"),
          node("n1", "gpu:8", partitions="a"), node("n2", "gpu:4", partitions="b")],
@@ -198,15 +195,6 @@ def test_a_user_s_default_account_is_proposed_and_the_others_named(storage, acco
     assert line in " ".join(site_file(here, accounts, around()).split())
 
 
-def test_accounts_are_read_from_associations():
-    of_a_partition = "me|mine|mine|gpu||high||||\n"
-    assert OWN.default == "mine"
-    assert OWN.qos == {"mine": ("normal", "high"), "theirs": ("normal",)}
-    said = f"me|mine|mine|||normal||||\n{of_a_partition}"
-    assert associations.parse(said).qos == {"mine": ("normal", "high")}
-    assert associations.parse("") == associations.parse("me|||||||||\nme||\n") == Accounts()
-
-
 @pytest.mark.parametrize(
     ("state", "is_here"),
     [
@@ -218,16 +206,6 @@ def test_accounts_are_read_from_associations():
 def test_a_node_that_is_powered_down_comes_back(state, is_here):
     (found,) = cluster(partition(), node("n1", state=state)).partitions[0].nodes
     assert found.is_here == is_here
-
-
-@pytest.mark.parametrize(
-    ("interfaces", "set_to"), [(("ib0", "eth0"), "ib0"), (("eth0",), None), ((), None)]
-)
-def test_a_fast_interface_is_set_and_another_only_proposed(interfaces, set_to, tmp_path):
-    found = cluster(*ONE_NODE)
-    text = site_file(found, OWN, around(interfaces=interfaces))
-    assert load(tmp_path, "site.toml", text).interface == set_to
-    assert f'interface = "{(*interfaces, "ib0")[0]}"' in text
 
 
 def test_without_an_image_loading_asks_for_one_in_a_sentence(tmp_path):
@@ -255,17 +233,6 @@ def test_where_there_is_no_apptainer_ranks_run_beside_it(changes, facts, tmp_pat
     site = load(tmp_path, "site.toml", draft)
     assert {key: getattr(site, key) for key in facts} == facts
     assert site.suite == "/home/me/lockstep"
-
-
-def test_an_installed_lockstep_is_no_checkout_for_modules(tmp_path, monkeypatch):
-    root = content.IMPORTABLE_FROM
-    assert read_surroundings(tmp_path, {}).suite == root
-    monkeypatch.setattr(content, "IMPORTABLE_FROM", tmp_path / "site-packages")
-    suite = read_surroundings(tmp_path, {}).suite
-    seen = around(has_apptainer=False, images=(), modules=("PyTorch/2.9",), suite=suite)
-    draft = site_file(cluster(*ONE_NODE), OWN, seen)
-    with pytest.raises(ValueError, match=r"site\.toml: not filled in yet: suite;"):
-        load(tmp_path, "site.toml", draft)
 
 
 def test_what_slurm_says_cannot_leave_its_comment_or_string(tmp_path):
@@ -317,8 +284,3 @@ def test_the_limits_of_another_cluster_are_not_those_of_a_site_s_jobs(monkeypatc
     assert associations.limits_of_jobs(site_of()) == ()
     with pytest.raises(RuntimeError, match=r"cluster here"):
         associations.limits_of_jobs(site_of(**other))
-
-
-def test_a_command_to_copy_holds_a_folder_s_name_as_one_word():
-    command = init_cli._next(Path("my runs"), {}).splitlines()[-1]
-    assert shlex.split(command)[-1] == "my runs/campaign.toml"

@@ -74,18 +74,6 @@ def test_hours_are_those_of_the_limit(site, asked, hours):
 APART = {"share_job": False}
 
 
-def test_each_repeat_of_a_ladder_is_a_job_of_its_own():
-    campaign = campaign_of(repeats=3, jobs=APART | {"preflight": True, "collect": True})
-    found = jobs(campaign, site_of(), FOLDER)
-    names = ["ladder-r0", "ladder-r1", "ladder-r2"]
-    first = ("afterok", "ladder-preflight")
-    assert [(one.name, waits(one)) for one in found[1:4]] == [(name, [first]) for name in names]
-    assert waits(found[4]) == [("afterany", one.name) for one in found[:4]]
-    # Each with the whole ladder, in the order of the campaign.
-    assert [launch for one in found for launch in one.launches] == plan(campaign)
-    assert [{launch.repeat for launch in one.launches} for one in found[1:4]] == [{0}, {1}, {2}]
-
-
 def test_repeats_run_one_after_another_where_jobs_share_nodes():
     shared = site_of(extra_directives=[])
     by_size = campaign_of(world_sizes=[1, 8], jobs=APART | {"allocation": "job"})

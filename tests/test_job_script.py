@@ -18,7 +18,7 @@ from lockstep.slurm.submit.script import library, render
 pytestmark = pytest.mark.slow  # each runs a whole script, of some dozen processes
 
 ALL = {"preflight": True, "collect": True}
-PREFLIGHT, COLLECT = 0, 2  # which of these jobs
+COLLECT = 2  # which of these jobs
 
 
 @pytest.fixture
@@ -88,28 +88,6 @@ def test_a_site_s_own_functions_and_ours_are_apart(job):
     )
 
 
-def test_an_element_of_an_array_makes_its_launch(job):
-    campaign = campaign_of(jobs={"allocation": "array"}, world_sizes=[2])
-    (spec,) = jobs(campaign, plain(), job.results)
-    ids = {"SLURM_ARRAY_JOB_ID": "20", "SLURM_ARRAY_TASK_ID": "3"}
-    assert is_well(job.run(campaign, SLURM_JOB_ID="23", **ids))
-    assert job.end("20_3")["job_id"] == "20_3"
-    assert job.launches() == [spec.launches[3].name]
-    words = set(job.seen("arguments"))
-    assert {*own_options(spec.launches[3]), f"--stop-file={job.results}/jobs/stop-20_3"} <= words
-
-
-def test_a_profiler_is_around_the_rank_and_not_around_srun(job):
-    assert is_well(job.execute(render(profile(small(), plain(), job.results, "nsys"), plain())))
-    assert job.seen("srun").index("apptainer") < job.seen("srun").index("nsys")
-    folder = job.results / "profiles" / "nsys-7" / "w1-r0"
-    # The other cases after one that failed are a step of their own, with files of their own.
-    name = f"--output={folder}/step-%q{{SLURM_STEP_ID}}-rank-%q{{SLURM_PROCID}}"
-    assert name in job.seen("tool")
-    assert f"--journal={folder}/journal.jsonl" in job.seen("arguments")
-    assert not (job.results / "launches").exists()
-
-
 def test_perf_writes_a_file_for_each_rank(job):
     assert is_well(job.execute(render(profile(small(), plain(), job.results, "perf"), plain())))
     folder = job.results / "profiles" / "perf-7" / "w1-r0"
@@ -133,15 +111,6 @@ def test_a_rank_of_any_runtime_measures_and_knows_its_image(job, runtime, image,
 
 
 # What a node lacks
-
-
-def test_an_image_is_read_once_for_all_jobs(job):
-    for _ in range(2):
-        assert is_well(job.run())
-    assert (job.folder / "seen.hashed").read_text() == "read\n"
-    (job.results / "jobs" / "image.sha256").write_text("old\nother facts\n")
-    assert is_well(job.run())
-    assert (job.folder / "seen.hashed").read_text() == "read\nread\n"
 
 
 def test_an_image_is_not_read_while_it_is_as_it_was_built(job):
@@ -265,18 +234,6 @@ def test_the_end_is_on_record_before_what_slurm_may_cut(job):
 # Where ranks meet
 
 
-def test_ranks_meet_in_a_store_that_serves_the_whole_job(job):
-    note = 'echo "$LOCKSTEP_STORE $LOCKSTEP_STORE_PREFIX" >>"$SEEN.met"'
-    assert is_well(job.run(campaign_of(), STUB_DO=note))
-    assert job.seen("store")[:4] == ["-m", "lockstep.ranks.store", "--host", "node1"]
-    assert len(job.seen("store")) == 6
-    met = [line.split() for line in (job.folder / "seen.met").read_text().splitlines()]
-    assert {store for store, _ in met} == {"node1:4711"}
-    assert len({prefix for _, prefix in met}) == 8  # launches
-    assert job.in_image["LOCKSTEP_STORE_PREFIX"] == job.environment["LOCKSTEP_STORE_PREFIX"]
-    assert list((job.results / "jobs").glob(".store*")) == []
-
-
 def test_a_store_that_died_is_started_again_before_the_next_step(job):
     kills = 'kill "$(cat "$SEEN.store-pid")"; sleep 0.2'
     assert is_well(job.run(campaign_of(repeats=1), STUB_DO=kills))
@@ -394,16 +351,6 @@ def test_a_log_that_was_flooded_keeps_its_beginning_and_its_end(job):
 # The jobs that do not measure
 
 
-def test_a_preflight_asks_every_node_and_then_every_rank(job):
-    ended = job.run(campaign_of(jobs=ALL), index=PREFLIGHT, STUB_CODE="78")
-    assert (ended.returncode, ended.stderr) == (1, "")
-    assert "the check of every node ended with exit code 0" in ended.stdout
-    assert "the check of every rank ended with exit code 78" in ended.stdout
-    assert "--benchmark-disable" in job.seen("arguments")
-    assert "--nodes=2" in job.seen("srun")
-    assert not (job.results / "launches").exists()
-
-
 def test_a_collect_job_asks_accounting_outside_the_image(job):
     lines = ['{"uuid": "a"}', '{"uuid": "a", "id": "17"}', '{"uuid": "b", "id": "18"}']
     (job.results / "jobs" / "submitted.jsonl").write_text("\n".join(lines) + "\n")
@@ -425,13 +372,6 @@ def test_a_collect_job_asks_again_until_accounting_has_heard_of_the_end(job, beh
     assert is_well(ended)
     assert (job.folder / "seen.sacct").read_text().count("\n") == num_asked
     assert ("not show the end of jobs 17_1" in ended.stdout) is (behind == 9)
-
-
-def test_a_collect_job_without_an_answer_keeps_what_it_had(job):
-    (job.results / "jobs" / "sacct.txt").write_text("before\n")
-    (job.results / "jobs" / "submitted.jsonl").write_text('{"uuid": "a", "id": "17"}\n')
-    assert job.run(campaign_of(jobs=ALL), index=COLLECT, SACCT_CODE="1").returncode == 0
-    assert (job.results / "jobs" / "sacct.txt").read_text() == "before\n"
 
 
 # Staging
@@ -519,15 +459,17 @@ def test_a_copy_of_the_image_that_differs_ends_the_job(node):
     assert list(stale.parent.iterdir()) == []
 
 
-@pytest.mark.parametrize("is_link", [False, True])
-def test_data_that_are_not_there_or_a_scratch_of_another_s_end_the_job(node, is_link):
+def test_data_that_are_not_there_end_the_job(node):
+    ended = node.run(site=staged(node, stage_in=["/nowhere"]))
+    assert (ended.returncode, "'/nowhere': No such file" in ended.stderr) == (1, True)
+    assert is_clean(node)
+
+
+def test_a_scratch_folder_of_another_s_ends_the_job(node):
     (node.folder / "elsewhere").mkdir()
-    if is_link:
-        (node.folder / "my scratch/lockstep-7").symlink_to(node.folder / "elsewhere")
-    ended = node.run(site=staged(node) if is_link else staged(node, stage_in=["/nowhere"]))
-    message = "lockstep-7 belongs to another" if is_link else "'/nowhere': No such file"
-    assert (ended.returncode, message in ended.stderr) == (1, True)
-    assert is_link or is_clean(node)
+    (node.folder / "my scratch/lockstep-7").symlink_to(node.folder / "elsewhere")
+    ended = node.run(site=staged(node))
+    assert (ended.returncode, "lockstep-7 belongs to another" in ended.stderr) == (1, True)
     assert list((node.folder / "elsewhere").iterdir()) == []
 
 

@@ -88,18 +88,6 @@ def test_what_is_missing_is_in_the_order_of_the_plan(tmp_path):
     assert rungs.missing() == [*launches[:2], *launches[3:]]
 
 
-def test_a_folder_is_claimed_once_and_grows(rungs):
-    rungs.claim()
-    path = rungs.folder / "campaign.json"
-    assert json.loads(path.read_text())["launches"] == [
-        {"name": launch.name, "world_size": launch.world_size, "repeat": 0}
-        for launch in plan(rungs.campaign)
-    ]
-    rungs.claim()
-    Ladder(campaign(repeats=4, world_sizes=[1, 2, 4]), rungs.folder).claim()
-    assert len(json.loads(path.read_text())["launches"]) == 12
-
-
 def test_fewer_repeats_or_sizes_leave_a_trace_of_what_was_planned(rungs):
     def dropped(**changes):
         Ladder(campaign(**changes), rungs.folder).claim()

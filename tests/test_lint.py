@@ -191,13 +191,6 @@ SEEDS = {
     "19 MASTER-ADDR, 20 MASTER-PORT, 21 NCCL-VARIABLE, 22 NCCL-VARIABLE, 23 INTERFACE-MISSING, "
     "24 NCCL-VARIABLE, 26 TASKS-X-NPROC, 26 NO-KILL, 26 NO-CPUS, "
     "29 NODE-RANK-BATCH, 34 SACCT-IN-JOB, 35 EXIT-CODE",
-    "seed_profile.sbatch": "7 DIRECTIVE-OFF, "
-    "8 DIRECTIVE-OFF, 9 EXPORT-COMMA, 12 DEBUG-IN-TIMING, 13 NODE-RANK-BATCH, "
-    "15 MASTER-PORT, 24 PROFILER-AROUND-SRUN, 24 NO-KILL, 24 NO-CPUS, 25 SACCT-IN-JOB, "
-    "25 EXIT-CODE",
-    "seed_container.sbatch": "6 DIRECTIVE-VARIABLE, "
-    "10 TWO-ENVIRONMENTS, 14 CLEANENV, 14 CONTAINALL, 14 NO-NV, 16 NODE-RANK-BATCH, "
-    "19 MASTER-PORT, 20 CONTAINER-AROUND-SRUN, 20 NO-CPUS, 20 NO-NV",
 }
 
 
@@ -239,12 +232,10 @@ LOST = [
     # A task's own script is no batch script.
     ("export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID\nexec python a.py\n", set()),
     ("case $1 in\n  srun) echo python ;;\n  *) srun hostname ;;\nesac\n", set()),
-    ("echo srun python a.py; # pip install x\n", set()),
     ("set -e\nsrun -K1 python a.py 2>&1 | tee log\n", {"EXIT-CODE"}),
     ("h=$(hostname -i)\nr=\"torchrun --rdzv_endpoint $h:29500\"\nbash -c \"$r a.py\"\n",
      {"MASTER-PORT"}),
     ("export APPTAINERENV_NCCL_DEBUG=TRACE\n", {"DEBUG-IN-TIMING"}),
-    ("srun --export=ALL,NCCL_FOO=1 hostname\n", {"NCCL-VARIABLE"}),
 ])  # fmt: skip
 def test_commands_are_found_where_they_stand(text, rules):
     assert names("#!/bin/bash\n" + text) == rules
@@ -273,33 +264,26 @@ CLEAN = [
     *((GPUS + text, "") for text in CLEAN),
     # A comment that shows how to submit is none that was meant to be a directive.
     ("#   sbatch -N 4 check.sh\n# sbatch --array=0-9 check.sh\n", ""),
-    # GPUs of AMD need no option of Apptainer's; what starts no rank needs no GPU.
+    # GPUs of AMD need no option of Apptainer's.
     (f"{GPUS}ml purge; ml rocm/6.2\n{KEPT} apptainer exec a.sif python a.py\n", ""),
-    (f"{GPUS}v=$(apptainer exec a.sif python -c 'print(torch.__version__)')\n", ""),
     # The base environment of conda is no venv.
     ("source /opt/miniforge3/bin/activate\nconda activate x\npython a.py\n", ""),
-    ("source venv/bin/activate\nconda activate x\n", "TWO-ENVIRONMENTS warning"),
     # Tasks that share their GPUs, and a signal that Lightning's ranks handle.
     (f"{GPUS}#SBATCH --gres-flags=allow-task-sharing --gpus-per-task=1\n", ""),
     ("#SBATCH --signal=SIGUSR1@90\nsrun python train_lightning.py\n", ""),
     # Variables that cost speed, wherever they are set.
     ("NCCL_IB_DISABLE=1 python a.py\n", "COSTLY-VARIABLE warning"),
-    ("export NCCL_PROTO=^LL128\nexport NCCL_IB_DISABLE=0\n", ""),
     # Commands that a blank, a comment or a missing backslash cut in two.
     ("python a.py \\\n  # --lr 1 \\\n  --epochs 2\n", "BROKEN-LINE error"),
-    ("case $1 in\n  -h | --help) exit ;;\n  --lr)\n    x=1 ;;\nesac\n", ""),
     # As many ranks as tasks and GPUs.
     (f"{GPUS}srun hostname\nbash run.sh\npython3 train.py\n", "NO-SRUN error"),
     ("#SBATCH -N 1 -n 1 --gres=gpu:4\npython train.py\n", "TASKS-GPUS note"),
-    ("#SBATCH -N 1 -n 1 --gres=gpu:4\npython train.py --devices 4\n", ""),
     ("#SBATCH -N 1 --gres=gpu:2\npython a.py &\npython b.py &\nwait\n", ""),
     (f"{GPUS}{KEPT} -N 2 -n 4 bash -c 'python fsdp.py'\n", "TASKS-GPUS warning"),
     ("#SBATCH -N 1 --gpus=2\nn=8\ntorchrun --standalone --nproc-per-node $n a.py\n",
      "WORKERS-GPUS error"),
-    ("#SBATCH -n 8 -N 2 --ntasks-per-node=2\n", "TASKS-CONTRADICT error"),
     # Where nodes meet: one host, one number, of the batch shell.
     (f"{TWO_NODES}MASTER_ADDR=${{SLURM_JOB_NODELIST}}\n", "MASTER-ADDR error"),
-    ("#SBATCH -N 1\nMASTER_ADDR=$SLURM_NODELIST\n", ""),
     ("#SBATCH -N 2\nc='torchrun --nnodes=2 --rdzv_endpoint=`hostname`:$port a.py'\n"
      f"{SRUN} bash -c \"$c\"\n", "MEETS-ITSELF error"),
     ('a=(--nnodes=2 --rdzv-endpoint="$(hostname):$port" --rdzv-id=$RANDOM)\n'
@@ -311,9 +295,7 @@ CLEAN = [
     # The exit code of torch's launcher, and its default port.
     ('l="python -m torch.distributed.run --standalone"\n$l a.py 2>&1 | tee log\n',
      "EXIT-CODE warning"),
-    ("accelerate launch --main_process_port=0 a.py\necho done\n", "EXIT-CODE warning"),
     ("#SBATCH --exclusive\ntorchrun --nproc_per_node=2 a.py\n", ""),
-    ("podman run --rm --shm-size=8g a python b.py\n", ""),
     ("srun docker container run a python b.py\n", "DOCKER-SHM warning"),
 ])  # fmt: skip
 def test_costly_and_wrong_launches_are_found_and_usual_ones_are_not(text, rule):

@@ -202,16 +202,6 @@ def test_a_setting_is_best_where_launches_tell_it_from_the_others(tmp_path, spre
     assert ("others too noisy to say" in part["tables"][-1]["finding"]) != is_best
 
 
-def test_a_collective_at_one_rank_has_no_busbw(tmp_path):
-    case = record("collective", 1, 0.001, workload="all_reduce", scaling=None,
-                  factors={"message_bytes": 2_000_000}, samples_per_step=2_000_000,
-                  details={"algbw_gb_per_s": 2.0, "busbw_gb_per_s": None})  # fmt: skip
-    write(tmp_path, document("w1-r0", 1, {"c": case}))
-    short, whole = section(data_of(tmp_path), "collective")["tables"]
-    assert (short["rows"], short["caption"][:17]) == ([["1", "2.00"]], "all_reduce: algbw")
-    assert "busbw GB/s" not in cells(whole)[0]
-
-
 def test_flags_are_listed_with_their_points_which_lead_to_them(full, full_html):
     (table,) = section(full, "flags")["tables"]
     (row,) = cells(table)

@@ -98,23 +98,6 @@ def test_the_elements_of_an_array_are_counted_out(text, elements):
     assert list(slurm.numbers(text)) == elements
 
 
-@pytest.mark.parametrize(
-    ("reason", "words"),
-    [
-        ("Priority", "jobs with a higher priority come first"),
-        ("ReqNodeNotAvail, May be reserved for other job", "(ReqNodeNotAvail, May be reserved"),
-        ("QOSMaxJobsPerUserLimit", "your running jobs are at the limit"),
-        ("QOSMaxGRESPerUser", "a limit of the QOS is reached"),
-        ("Strange", "waits: Strange"),
-    ],
-)
-def test_why_a_job_waits_is_said_in_plain_words(reason, words):
-    meaning = slurm.State("PENDING", reason).meaning
-    assert meaning.startswith("the job waits: ")
-    assert words in meaning
-    assert reason == "Priority" or reason.strip("()") in meaning  # Slurm's own word is kept
-
-
 # What sbatch prints
 
 

@@ -1,9 +1,7 @@
 """Batch scripts as they read."""
 
 import os
-import shlex
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -95,14 +93,6 @@ def test_a_script_equals_its_golden_file(name):
     assert script_of(name) == path.read_text(), f"if that is meant: {REWRITE}=1 pytest {__file__}"
 
 
-def test_the_campaign_chooses_the_kernels_that_ncu_records():
-    asked = {"kernels": "gemm|it's", "launch_skip": 5, "launch_count": 3}
-    job = profile(campaign_of(jobs={"ncu": asked}), site_of(), FOLDER, "ncu")
-    words = next(line for line in render(job, site_of()).splitlines() if "ncu_options" in line)
-    options = shlex.split(words.removeprefix("ncu_options=(").removesuffix(")"))
-    assert options == ["--kernel-name=regex:gemm|it's", "--launch-skip=5", "--launch-count=3"]
-
-
 @pytest.mark.parametrize(
     ("keys", "line"),
     [
@@ -110,7 +100,6 @@ def test_the_campaign_chooses_the_kernels_that_ncu_records():
             {"gpu_type": None, "gpu_types": ["a100", "h100"]},
             "#SBATCH --constraint=[a100|h100]",
         ),
-        ({"gpu_request": "gres"}, "#SBATCH --gres=gpu:h100:1"),
         (
             {"cpu_bind": "verbose,cores", "mpi": "pmix", "srun_options": ["--label"]},
             "srun_options=('--cpu-bind=verbose,cores' --mpi=pmix --label)",
@@ -118,7 +107,6 @@ def test_the_campaign_chooses_the_kernels_that_ncu_records():
         ({"modules": ["Apptainer 1.3"]}, "module load 'Apptainer 1.3' || lockstep_fail "),
         ({"container": CONTAINER | {"runtime": "singularity"}}, "in_image=(singularity exec "),
         ({"scratch": "$TMPDIR/my own"}, 'scratch="${TMPDIR:?TMPDIR, which '),
-        ({}, "export OPENBLAS_NUM_THREADS=16"),
         ({"interface": "a", "env": {"GLOO_SOCKET_IFNAME": "b"}}, "export GLOO_SOCKET_IFNAME=b"),
     ],
 )
@@ -214,19 +202,6 @@ def test_a_broken_template_is_refused_with_its_place_in_one_line(tmp_path, text,
     with pytest.raises(ValueError, match=rf"^{tmp_path}/site\.sh\.j2{place}") as caught:
         render(jobs(small(), site, FOLDER)[0], site)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-def test_ten_times_the_launches_take_no_longer_each():
-    def seconds(num_launches):
-        asked = {"repeats": num_launches // 8, "jobs": {"allocation": "array"}}  # of two cases
-        began = time.process_time()
-        made = jobs(campaign_of(**asked), site_of(), FOLDER)
-        scripts = [render(job, site_of()) for job in made]
-        assert max(map(len, scripts)) < 1_000_000  # Slurm's max_script_size is 4 MB by default
-        return (time.process_time() - began) / sum(len(job.launches) for job in made)
-
-    assert min(seconds(2_000) for _ in range(3)) <= 2 * min(seconds(200) for _ in range(3))
 
 
 # Texts of strangers in a site: each script does only what it was meant to.

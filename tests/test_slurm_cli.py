@@ -84,18 +84,6 @@ def test_a_plan_asks_for_its_overhead(folder):
     assert found["node_hours_with_overhead"] == pytest.approx(87.75)
 
 
-def test_the_first_submission_of_a_plan_is_one_launch(folder):
-    apart = CAMPAIGN.replace("share_job = true", 'allocation = "job"')
-    (folder / "campaign.toml").write_text(apart)
-    said = lockstep("plan campaign.toml --site site.toml", folder).stdout
-    (first,) = (line for line in said.splitlines() if line.startswith("First: "))
-    found = planned(folder, first.rpartition(" ")[2])
-    launches = {point["world_size"]: point["num_launches"] for point in found["points"]}
-    assert launches == {1: 1}
-    keep(folder / "results/ladder/launches/w1-r0/journal.jsonl", "a", "b")
-    assert "First: " not in lockstep("plan campaign.toml --site site.toml", folder).stdout
-
-
 def test_placeholders_of_a_site_file_are_named_and_not_submitted(folder):
     path = folder / "site.toml"
     text = re.sub('image = ".*"', 'image = "/path/to/a.sif"', path.read_text())

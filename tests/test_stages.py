@@ -14,9 +14,7 @@ from lockstep.campaign.campaign import Stage
 from lockstep.campaign.folder import Folder
 from lockstep.campaign.stages import Stages
 from lockstep.slurm.associations import Limit, excesses
-from lockstep.slurm.client import State
-from lockstep.slurm.status.sent import Job, Results
-from lockstep.slurm.status.standing import Standing
+from lockstep.slurm.status.sent import Results
 from lockstep.slurm.submit.job import jobs
 from lockstep.slurm.submit.job_spec import sending_script
 from lockstep.slurm.submit.submission import Work
@@ -211,19 +209,6 @@ def test_scripts_are_sent_with_the_ids_of_those_that_they_wait_for(tmp_path):
         f"--parsable --dependency=afternotok:1?afternotok:2 {end} /j/c.sh",
         f"--parsable --dependency=afterany:1:2,singleton {end} /j/d.sh",
     ]
-
-
-@pytest.mark.parametrize(
-    ("kind", "state", "is_bad"),
-    [
-        ("fallback", "CANCELLED", False),  # Slurm's own doing: no job had failed
-        ("fallback", "FAILED", True),
-        ("stage", "CANCELLED", True),
-    ],
-)
-def test_an_alarm_that_was_not_needed_is_no_failure(kind, state, is_bad):
-    job = Job("9", "ladder-alarm", kind, "lockstep:9", "", ())
-    assert Standing(job, State(state)).is_bad == is_bad
 
 
 @pytest.mark.parametrize(("code", "ends"), [("0", 0), ("1", 1)])

@@ -1,7 +1,5 @@
 """How the jobs of a campaign stand, by stand-ins of Slurm's commands that count what is asked."""
 
-import errno
-import fcntl
 import json
 import os
 import time
@@ -12,9 +10,8 @@ from stand_ins import StandIns, keep, leave, lockstep, now, sacct, send
 
 from lockstep.campaign import floor
 from lockstep.campaign.campaign import plan
-from lockstep.core.locks import NoLocksError
 from lockstep.report.compute.evaluation import evaluate_folder
-from lockstep.slurm.client import ENDED, own_name
+from lockstep.slurm.client import ENDED
 from lockstep.slurm.status import status_cli
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Board
@@ -78,14 +75,6 @@ def write_scripts(folder, **scripts):
         (folder / "jobs" / f"{name}.sh").write_text("")
 
 
-# As squeue of Slurm 22.05.8 says it for --format=%i|%A|%T|%r|%V|%k.
-QUEUE = """\
-25_[4-9%2]|25|PENDING|JobArrayTaskLimit|1795253711|me|lockstep:arr-25
-25_3|31|RUNNING|None|1795253711|me|lockstep:arr-25
-25_0|28|COMPLETED|None|1795253711|me|lockstep:arr-25
-"""
-
-
 def test_each_layer_is_asked_once_however_many_jobs_there_are(here, folder, asked):
     for number in range(40):
         send(folder, f"job{number}", str(number))
@@ -93,17 +82,6 @@ def test_each_layer_is_asked_once_however_many_jobs_there_are(here, folder, aske
     assert {one["state"] for one in jobs(here, asked)} == {"COMPLETED"}
     assert len(asked.calls("squeue")) == len(asked.calls("sacct")) == 1
     assert f"--jobs={','.join(map(str, range(40)))}" in asked.calls("sacct")[0]
-
-
-def test_a_job_that_slurm_hides_from_others_is_not_lost(here, folder, asked):
-    head = {"uuid": "lockstep:1", "job": "ladder", "id": "17", "user": "alice", "launches": ["w1"]}
-    Results(folder).note(head | {"time": "2026-01-01T00:00:00+00:00", "kind": "ladder"})
-    (row,) = jobs(here, asked)
-    assert asked.calls("squeue")[0].startswith(
-        f"squeue --user={','.join(sorted({'alice', own_name()}))} "
-    )
-    assert row["state"] == "unknown"
-    assert row["meaning"] == "the job belongs to alice, and Slurm does not show it to you"
 
 
 def test_a_script_that_was_only_written_is_to_be_sent(here, folder, asked):
@@ -115,18 +93,6 @@ def test_a_script_that_was_only_written_is_to_be_sent(here, folder, asked):
     text = status(here, asked, "").stdout
     assert "x, job 41, submitted by hand: PENDING" in text
     assert "sbatch" not in text  # the collect job measures nothing
-
-
-def test_what_sbatch_refused_is_said_until_it_is_sent(here, folder, asked):
-    uuid = send(folder, "ladder", None, ["w1-r0"])
-    Results(folder).note({"uuid": uuid, "refused": "sbatch said: Invalid qos; change qos"})
-    text = status(here, asked, "").stdout
-    assert "ladder: not submitted; sbatch said: Invalid qos; change qos\n" in text
-    assert text.endswith(
-        "  lockstep submit CAMPAIGN --site SITE  # once the refused key is corrected\n"
-    )
-    send(folder, "ladder", "17", ["w1-r0"])
-    assert "not sent" not in status(here, asked, "").stdout
 
 
 def test_a_job_sent_by_hand_is_found_by_what_it_left(here, folder, asked):
@@ -144,19 +110,6 @@ def test_a_job_sent_by_hand_is_found_by_what_it_left(here, folder, asked):
     assert "  lockstep report results/x\n" in status(here, asked, "").stdout
 
 
-def test_an_array_is_summarised_not_listed(here, folder, asked):
-    uuid = send(folder, "arr", "25", [f"p{k}" for k in range(10)], kind="array")
-    asked.say("squeue", QUEUE.replace("|me|", "|alice|"))
-    asked.say("sacct", sacct(account("25_1", "COMPLETED"), account("25_2", "FAILED")))
-    (row,) = jobs(here, asked)
-    assert row["elements"] == {"PENDING": 6, "COMPLETED": 2, "FAILED": 1, "RUNNING": 1}
-    assert [one["id"] for one in row["ended_badly"]] == ["25_2"]
-    assert row["state"] == "RUNNING"
-    text = status(here, asked, "").stdout
-    assert "arr, job 25, of alice, array: 6 PENDING, 2 COMPLETED, 1 FAILED, 1 RUNNING\n" in text
-    assert uuid not in text
-
-
 ENDED_BY = "slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2026-01-01T00:00:00"
 RUNAWAY = "but sacct does not list it as ended"
 
@@ -171,7 +124,6 @@ RUNAWAY = "but sacct does not list it as ended"
         (None, None, {}, "unknown", ""),
         (None, None, {"output": ""}, "CANCELLED", ""),
         (None, None, {"output": " DUE TO TIME LIMIT"}, "TIMEOUT", ""),
-        (None, None, {"output": " DUE TO NODE FAILURE, SEE SLURMCTLD LOG"}, "NODE_FAIL", ""),
         (None, None, {"output": " DUE TO JOB REQUEUE"}, "unknown", ""),
         ("", None, {"record": 143, "sacct.txt": "OUT_OF_MEMORY"}, "OUT_OF_MEMORY", ""),
         ("", DISABLED, {}, "LOST", ""),  # there is no accounting to wait for
@@ -204,54 +156,11 @@ def test_the_state_is_that_of_the_most_reliable_source(
     assert ended.returncode == (3 if is_unknown else int(state in {*ENDED, "LOST"}))
 
 
-def test_a_job_that_has_just_written_is_not_lost(here, folder, asked):
-    send(folder, "wrote", "18", ["w2-r0"])
-    keep(folder, "w2-r0", "a")
-    assert [row["state"] for row in jobs(here, asked)] == ["unknown"]
-
-
 def test_a_job_whose_id_was_never_said_is_found_by_its_comment(here, folder, asked):
     uuid = send(folder, "ladder", None, ["w1-r0"])
     asked.say("squeue", f"41|41|RUNNING|None|1795253711|me|{uuid}\n")
     (row,) = jobs(here, asked)
     assert (row["id"], row["state"]) == ("41", "RUNNING")
-
-
-BY_ROOT = "the job was cancelled by root"
-FIRST = "because first did not end as required (DependencyNeverSatisfied)"
-
-
-# As Slurm 22.05.8 says it of jobs that were cancelled while they waited for another that was.
-@pytest.mark.parametrize(
-    ("said", "reason", "meaning", "advice"),
-    [
-        ("CANCELLED by 0", "Dependency", BY_ROOT, "lockstep resume"),
-        ("CANCELLED", "DependencyNeverSatisfied", "the job was cancelled by Slurm, ", FIRST),
-        (
-            "CANCELLED",
-            None,
-            "the job was cancelled",
-            f"Slurm cancelled the job before it started, {FIRST}",
-        ),
-    ],
-)
-def test_it_is_said_who_cancelled_a_job_a_user_or_slurm(
-    here, folder, asked, said, reason, meaning, advice
-):
-    write_scripts(folder, first=(["w1-r0"], []), then=(["w2-r0"], [("first", "afterok")]))
-    send(folder, "first", "17", ["w1-r0"], "job")
-    uuid = send(folder, "then", "18", ["w2-r0"], "job")
-    leave(folder, "17", 143, job="first")
-    first = account("17", "CANCELLED by 0", Elapsed="00:01:00")
-    then = [account("18", said, Elapsed="00:00:00")] if said else []
-    asked.say("sacct", sacct(first, *then))
-    asked.say("squeue", f"18|18|CANCELLED|{reason}|1795253711|me|{uuid}\n" if reason else "")
-    before, row = jobs(here, asked)
-    assert before["meaning"] == BY_ROOT
-    assert row["meaning"].startswith(meaning)
-    assert advice in row["advice"]
-    assert ("DependencyNeverSatisfied" in row["advice"]) is (FIRST in advice)
-    assert "ran 0" not in status(here, asked, "").stdout  # it never began
 
 
 def test_all_is_well_once_another_job_has_made_what_one_left(here, folder, asked):
@@ -270,20 +179,6 @@ def test_all_is_well_once_another_job_has_made_what_one_left(here, folder, asked
     ended = status(here, asked, "")
     assert (ended.returncode, "launches: 2 of 2 complete" in ended.stdout) == (0, True)
     assert "  lockstep status --collect results/x\n" in ended.stdout
-
-
-def test_a_ladder_that_ended_below_its_floor_has_lost_nothing(here, folder, asked):
-    sizes = {f"w{size}-r0": size for size in (1, 4, 8)}
-    launches = [{"name": name, "world_size": size} for name, size in sizes.items()]
-    write_claim(folder, studies=["weak"], until_efficiency=0.6, launches=launches)
-    send(folder, "ladder", "17", list(sizes))
-    asked.say("sacct", sacct(account("17", "COMPLETED")))
-    for name in ("w1-r0", "w4-r0"):  # four ranks at the rate of one
-        keep(folder, name, "a", "b", world_size=sizes[name], elapsed_s=2.0 * sizes[name])
-    ended = status(here, asked)
-    record = json.loads(ended.stdout)
-    assert (ended.returncode, record["abandoned"], record["num_planned"]) == (0, [], 2)
-    assert record["next"] == ["lockstep status --collect results/x"]
 
 
 def test_a_floor_judges_no_halved_batch_and_no_other_device(folder):
@@ -384,36 +279,6 @@ def test_what_may_be_quiet_for_long_has_not_stalled(here, folder, asked, what):
     assert (row["state"], row["advice"]) == ("RUNNING", None)
 
 
-def test_a_job_in_a_chain_that_ended_in_order_needs_no_resume(here, folder, asked):
-    send(folder, "x", "17", ["w1-r0"])
-    send(folder, "x-c2", "18", ["w1-r0"])
-    keep(folder, "w1-r0", "a")
-    leave(folder, "17", 75, stopped=True)
-    asked.say("squeue", "18|18|PENDING|Dependency|1795253711|me|lockstep:x-c2-18\n")
-    assert [one["advice"] for one in jobs(here, asked)] == [
-        "the job stopped cleanly before its time limit", None,
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("cases", "is_left", "of", "goes_on"),
-    [
-        (["a"], True, {"studies": ["weak"]}, "CAMPAIGN"),
-        (["a", "b"], False, {"studies": ["weak"]}, "CAMPAIGN"),
-        (["a"], True, {"tests": ["my tests", "b.py"], "name": "x"},
-         "--tests 'my tests,b.py' --name x"),
-    ],
-)  # fmt: skip
-def test_what_a_run_without_jobs_left_is_for_run_to_go_on_with(
-    here, folder, asked, cases, is_left, of, goes_on
-):
-    (folder / "jobs").rmdir()
-    write_claim(folder, names=["w1-r0"], **of)
-    keep(folder, "w1-r0", *cases)
-    again = [f"  lockstep run {goes_on}  # with the same options, the run continues"] * is_left
-    assert next_lines(here, asked) == [*again, "  lockstep report results/x"]
-
-
 def test_watching_ends_with_the_jobs_and_tells_each_change_once(here, folder, asked, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda _: None)
     send(folder, "ladder", "17", ["w1-r0"])
@@ -461,12 +326,8 @@ def test_cancel_of_one_element_leaves_the_others(here, folder, asked):
     assert ends == {"25_0": "LOST", "25_1": "LOST", "25_3": "CANCELLED"}
     assert row["ended_badly"][2]["meaning"] == "the job was cancelled by a lockstep command"
     assert row["ended_badly"][2]["advice"].startswith("once the other jobs have ended, lockstep re")
-    ended = lockstep("cancel results/x --point 1", here, asked.folder)
-    assert ended.stdout == "No job is pending or running; nothing to cancel.\n"
     refused = lockstep("cancel results/x --point 9", here, asked.folder)
     assert refused.returncode == 2
-    assert lockstep("cancel results/x", here, asked.folder).returncode == 0
-    assert asked.calls("scancel")[1:] == ["scancel 25"]
 
 
 def test_cancel_without_an_answer_cancels_nothing(here, folder, asked):
@@ -474,16 +335,3 @@ def test_cancel_without_an_answer_cancels_nothing(here, folder, asked):
     asked.say("squeue", rc=1, error="Unable to contact slurm controller")
     ended = lockstep("cancel results/x", here, asked.folder)
     assert (ended.returncode, asked.calls("scancel")) == (3, [])
-
-
-def test_a_file_system_without_locks_is_no_other_command(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(NoLocksError, match="ENOLCK"), Results(tmp_path).alone():
-        pytest.fail("nobody is kept out")
-    warnings = []
-    with Results(tmp_path).hold_collect_lock(warnings.append):
-        pass
-    assert len(warnings) == 1

@@ -2,9 +2,7 @@
 
 import re
 
-import click
 import pytest
-from click.testing import CliRunner
 from data.report_samples import document, record, sweep, write
 
 from lockstep.campaign.campaign import load_factors
@@ -15,7 +13,6 @@ from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.page import content_of_page
 from lockstep.report.words.ranking_card import lines, rankings
-from lockstep.slurm.submit.cli_options import site_option
 
 
 def test_values_of_ones_own_take_the_place_of_a_studys_in_each_of_its_settings():
@@ -106,19 +103,3 @@ def test_settings_that_made_the_same_buckets_are_no_choice(tmp_path):
     (found,) = rank(series_of(load([tmp_path]).rows), ["bucket_cap_mb"])
     assert found.is_one
     assert [place.kind for place in found.places] == ["best", "same_buckets"]
-
-
-@pytest.mark.parametrize(
-    ("options", "variable", "chosen"),
-    [(["--site", "a.toml"], "b.toml", "a.toml"), ([], "b.toml", "b.toml"), ([], "", "site.toml")],
-)
-def test_a_site_is_the_options_else_the_variables_else_the_folders(
-    tmp_path, monkeypatch, options, variable, chosen
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LOCKSTEP_SITE", variable)
-    command = site_option("site", "Site file")(click.command()(lambda site: click.echo(site)))
-    (tmp_path / "site.toml").touch()
-    ended = CliRunner().invoke(command, options)
-    assert ended.stdout == f"{chosen}\n"
-    assert (f"Site: {chosen}" in ended.stderr) == (not options)

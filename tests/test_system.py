@@ -59,18 +59,6 @@ def test_it_works_without_torch_and_without_tools(monkeypatch, tmp_path):
     assert "### Slurm partitions" not in text
 
 
-@pytest.mark.parametrize(
-    ("said", "known"),
-    [
-        ("mpirun (Open MPI) 4.1.4\n\nReport bugs to http://x\n", "mpirun (Open MPI) 4.1.4"),
-        ("HYDRA details:\n    Version:    4.0.2\n    CC: gcc\n", "HYDRA details: Version: 4.0.2"),
-    ],
-)  # fmt: skip
-def test_mpi_and_ucx_say_their_version_in_their_own_words(stand_in, said, known):
-    stand_in("mpirun", f"cat <<'END'\n{said}END")
-    assert system.software_facts()["mpi"] == known
-
-
 def test_the_network_is_that_of_hardware(facts, kernel, tmp_path):
     network_facts = system.network_facts(kernel)
     assert network_facts["interfaces"] == [

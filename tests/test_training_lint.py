@@ -133,9 +133,7 @@ dist.init_process_group()
     (IN_FUNCTION.format("print(f'{loss}')", "pass"), ["SYNC-IN-STEP"]),
     (IN_FUNCTION.format("print(loss.shape)", "time.sleep(1)"), []),
     (LOOP.format("if rank == 0: writer.add_scalar('loss', loss)"), ["SYNC-IN-STEP"]),
-    (LOOP.format("dist.barrier()"), ["STEP-COLLECTIVE"]),
     # One rank writes, or each its own file, or they take turns.
-    (SAVING.format("if rank == 0: save()"), []),
     (SAVING.format("save()"), ["RANK-FILES"]),
     (f"{FORM}if rank != 0: dist.barrier()\ndata = CIFAR10(download=True)\n"
      "if rank == 0: dist.barrier()\n", []),
@@ -143,7 +141,6 @@ dist.init_process_group()
     ('rank = int(os.environ["RANK"])\ntorch.cuda.set_device(rank)\n', ["RANK-DEVICE"]),
     ('rank = int(os.environ["LOCAL_RANK"])\ntorch.cuda.set_device(rank)\n', []),
     (f"{OWN_GPU}net = DDP(net, device_ids=[rank])\nx.to(device)\n", ["RANK-DEVICE"]),
-    (f"{OWN_GPU}model.cuda(rank % 4)\n", []),
     # DDP's forward is a collective call where the model has buffers.
     ("model = DDP(net)\nif rank == 0:\n    model(x)\n", ["RANK-COLLECTIVE"]),
     ("model = DDP(net)\nif rank == 0:\n    model.module(x)\n", []),
@@ -183,7 +180,6 @@ def test_a_finding_names_its_line_and_another_language_is_refused(tmp_path):
 @pytest.mark.parametrize(("text", "variables"), [
     (FORM, ["MASTER_ADDR", "WORLD_SIZE"]),
     ("dist.init_process_group('nccl', rank=r, world_size=n)\n", ["MASTER_ADDR"]),
-    ("dist.init_process_group(**options)\n", []),
     ("def setup():\n    dist.init_process_group()\nif args.distributed:\n    setup()\n", []),
     ("def f():\n    if not many:\n        return\n    dist.init_process_group()\nf()\n", []),
 ])  # fmt: skip

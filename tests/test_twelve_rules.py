@@ -11,7 +11,6 @@ from scipy import stats
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load import imports
 from lockstep.report.load.reading import load
-from lockstep.report.load.results import Results, Row
 from lockstep.report.page.twelve_rules import anderson_darling, checklist
 
 
@@ -78,32 +77,3 @@ def test_the_statistic_is_scipys_with_stephens_factor(count):
     values = list(np.random.default_rng(count).standard_normal(count))
     expected = stats.anderson(values).statistic * (1 + 0.75 / count + 2.25 / count**2)
     assert anderson_darling(values) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("factor", "state"), [(4, "held"), (16, "not held")])
-def test_lines_of_collectives_are_judged_by_how_far_their_messages_lie_apart(
-    tmp_path, factor, state
-):
-    cases = {
-        f"c[{size}]": record(
-            "collective", 2, workload="all_reduce", scaling=None, precision=None,
-            factors={"collective": "all_reduce", "message_bytes": size},
-        )
-        for size in (4096, 4096 * factor, 4096 * factor**2)
-    }  # fmt: skip
-    write(tmp_path, document("w2-r0", 2, cases))
-    kept = listed(tmp_path)[11]
-    assert (kept.state, "line" in kept.evidence or "1 collective" in kept.evidence) == (state, True)
-
-
-def test_a_program_over_threads_has_ratios_and_a_line_and_times_of_its_own():
-    rows = [
-        Row(f"t{n}", str(n), "strong", "w", 1, float(n), factors={"threads": n},
-            details={"command": {"over": ["threads"]}})
-        for n in (1, 2, 4, 16)
-    ]  # fmt: skip
-    found = states(checklist(Results(rows=rows), series_of(rows)))
-    assert {number: found[number] for number in (1, 4, 7, 10, 12)} == {
-        1: "held", 4: "held", 7: "not held", 10: "not held", 12: "not held"
-    }  # fmt: skip
-    assert states(checklist(Results(rows=rows), series_of(rows[:3])))[12] == "held"
