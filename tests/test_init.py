@@ -99,10 +99,6 @@ CLUSTERS = {
         [partition("batch"), node("n1", partitions="batch"), node("n2", partitions="batch")],
         {"gpus_per_node": 0, "max_ranks_per_node": 2, "gpu_type": None}, [1, 2, 4],
     ),
-    "no gres field, old Slurm": (
-        [partition(), node("n1", cpus="CPUTot=64").replace("   Gres=(null)\n", "")],
-        {"gpus_per_node": 0, "cpus_per_node": 64}, [1, 2],
-    ),
     "several partitions, the default without GPUs": (
         [partition("cpu", default="YES"), partition("gpu", max_time="08:00:00"),
          partition("devel", max_time="00:30:00", max_nodes=1), partition("other"),
@@ -121,10 +117,6 @@ CLUSTERS = {
         [partition(), *[node(f"a{i}", "gpu:a100:4", features="rome,ib") for i in range(3)],
          node("b1", "gpu:a100:4", cpus="CPUTot=192", features="genoa,ib")],
         {"cpus_per_node": 128, "constraint": "rome", "gpu_type": None}, [1, 2, 4, 8],
-    ),
-    "no time limit": (
-        [partition(max_time="UNLIMITED"), node("n1", "gpu:4")],
-        {"time": "02:00:00", "partitions": {"gpu": (None, 1)}}, [1, 2, 4],
     ),
     "a partition for others": (
         [partition("a", accounts="physics,chemistry"), partition("b", accounts="mine"),

@@ -85,19 +85,6 @@ def test_neither_a_job_around_us_nor_a_user_s_own_filters_reach_slurm(asked, mon
     assert "SLURM_" not in job.replace("SLURM_CONF", "").replace("SLURM_CLUSTERS", "")
 
 
-@pytest.mark.parametrize(
-    ("text", "elements"),
-    [
-        ("[3-5%2]", [3, 4, 5]),
-        ("[0-30:10%1]", [0, 10, 20, 30]),
-        ("[1-3,...]", [1, 2, 3]),
-        ("[x-y]", []),
-    ],
-)
-def test_the_elements_of_an_array_are_counted_out(text, elements):
-    assert list(slurm.numbers(text)) == elements
-
-
 # What sbatch prints
 
 

@@ -125,11 +125,6 @@ def test_an_image_sees_a_node_s_own_folders_only_where_its_job_stages():
         assert ("--volume=/local" in render(job, site)) is (job.kind != "collect")
 
 
-def test_a_site_may_leave_the_partition_to_its_qos():
-    site = plain(partition=None, qos="gpu_regular", constraint="gpu")
-    assert "--partition" not in " ".join(jobs(small(), site, FOLDER)[0].directives)
-
-
 def shellcheck(*arguments):
     need("shellcheck")
     # What a site loads is its own.
