@@ -153,7 +153,7 @@ def test_jobs_that_may_still_write_are_waited_for_and_a_dry_run_names_them(folde
     (folder / "queue").write_text(f"{elements}6|6|RUNNING|None|1|me|other\n")
     ended = lockstep(command, folder)
     assert ended.returncode == code
-    said = "job 101 of me (RUNNING) and job 101 of me (PENDING) may still write into"
+    said = "job 101 of me (RUNNING), job 101 of me (PENDING) may still write into"
     assert said in ended.stderr
     assert "lockstep cancel" in ended.stderr
     assert len(sbatch_calls(folder)) == 1
