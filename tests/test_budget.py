@@ -19,11 +19,8 @@ def fit(hours, cost=launch_hours, **changes):
     [
         # 5 repeats of 1 + 2 + 4 + 8 ranks
         (75, (5, (1, 2, 4, 8), ())),
-        (74, (4, (1, 2, 4, 8), ("repeats 5 -> 4",))),
         (45, (3, (1, 2, 4, 8), ("repeats 5 -> 3",))),
-        (44, (3, (1, 2, 4), ("repeats 5 -> 3", "world size 8"))),
         (20, (3, (1, 2), ("repeats 5 -> 3", "world sizes 8, 4"))),
-        (2, (2, (1,), ("repeats 5 -> 2", "world sizes 8, 4, 2"))),
         (1, (1, (1,), ("repeats 5 -> 1", "world sizes 8, 4, 2"))),
     ],
 )

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from lockstep.campaign import campaign
 from lockstep.campaign.campaign import Campaign, Launch
-from lockstep.core import studies
 
 GIVEN = {"schema": 1, "name": "test", "studies": ["strong"], "world_sizes": [1, 2], "size": "smoke"}
 TOML = """
@@ -49,62 +48,24 @@ def test_the_schema_takes_what_we_ship_and_refuses_what_we_refuse():
         assert not validator.is_valid(GIVEN | wrong)
 
 
-def test_the_rungs_are_those_of_the_tutorial_that_they_are_from():
-    # CaSToRC-CyI/eurocc-tutorials, t04: 60000 digits in batches of 16, 5 epochs, Adam, 1e-3.
-    rungs = campaign.load("rungs")
-    (row,) = studies.rows("train", rungs.measured_size())
-    wanted = {"workload": "mnist_cnn", "data": "mnist", "local_batch": 16, "optimizer": "adam"}
-    assert wanted | {"lr": 0.001, "epochs": 5, "global_batch": None} == {
-        name: row[name] for name in (*wanted, "lr", "epochs", "global_batch")
-    }
-
-
-def test_a_file_is_read(file):
-    loaded = campaign.load(file(TOML + "rounds = 5\nworkload = 'mlp'\n"))
-    assert loaded.world_sizes == (1, 2)
-    assert (loaded.repeats, loaded.seed, loaded.device) == (3, 0, None)
-    size = loaded.measured_size()
-    assert (size.rounds, size.workload, size.bucket_workload) == (5, "mlp", "mlp")
-    assert loaded.num_cases() == 1
-
-
 @pytest.mark.parametrize(
     ("change", "names"),
     [
         ({"world_size": 3}, "'world_size'; did you mean 'world_sizes'"),
-        ({"repeats": True}, "repeats = true"),
-        ({"repeats": 2.0}, "repeats"),
-        ({"schema": True}, "schema = true"),
         ({"repeats": 0}, "repeats = 0"),
-        ({"rounds": 0}, "rounds = 0"),
-        ({"warmup_rounds": -1}, "warmup_rounds = -1"),
         ({"case_budget": "900"}, "case_budget"),
         ({"precision": "fp31"}, "did you mean 'fp32'"),
         ({"device": "tpu"}, "device = 'tpu'"),
-        ({"seed": -1}, "seed"),
         ({"seed": 2**70}, "seed"),
-        ({"order_seed": 2**32}, "order_seed"),
-        ({"workload": 3}, "workload = 3"),
         ({"world_sizes": [1, 2, 1]}, "1 is named twice"),
-        ({"world_sizes": []}, "world_sizes"),
-        *[({"world_sizes": [n]}, r"world_sizes\.0") for n in (0, -1, True, 1.5, 10**9)],
-        ({"world_sizes": "two"}, "world_sizes"),
+        *[({"world_sizes": [n]}, r"world_sizes\.0") for n in (0, True, 10**9)],
         ({"studies": ["stron"]}, r"studies\.0"),
-        ({"studies": []}, "either studies"),
         ({"tests": ["benchmarks"]}, "either studies"),
         ({"studies": ["train"], "on_oom": "halve"}, "on_oom works only in the studies strong"),
         ({"schema": 2}, "schema = 2"),
-        ({"name": ""}, "name"),
-        ({"name": 3}, "name = 3"),
         ({"name": "a b;$(x)"}, "name"),
-        ({"name": "--help"}, "name"),
-        ({"name": "x" * 65}, "name"),
-        ({"jobs": {"allocation": "node"}}, r"jobs\.allocation"),
         ({"jobs": {"max_runing": 2}}, r"'jobs\.max_runing'; did you mean 'max_running'"),
         ({"jobs": {"max_running": 2}}, "max_running"),
-        ({"jobs": {"collect": 1}}, r"jobs\.collect"),
-        ({"jobs": {"time": "1 hour"}}, r"jobs\.time"),
-        ({"jobs": {"time": "00:00:59"}}, "at least a minute"),
         ({"jobs": {"time": "1:00:00", "launch_time": "0:05:00"}}, "launch_time"),
         *[({key: None}, f"'{key}' is missing") for key in ("schema", "name", "world_sizes")],
     ],
@@ -168,8 +129,6 @@ def test_a_program_may_go_on_where_an_earlier_version_knew_fewer_keys():
     del stored["command"]["metrics"][0]["curve"]
     assert campaign.differences(stored, program) == {}
     stored["command"]["metrics"][0]["unit"] = "bits"
-    assert list(campaign.differences(stored, program)) == ["command"]
-    stored["command"] = ["changed by hand"]
     assert list(campaign.differences(stored, program)) == ["command"]
 
 

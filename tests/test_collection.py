@@ -1,10 +1,6 @@
 """What `status --collect` makes: the same of what has ended, however often and beside whom."""
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -102,15 +98,6 @@ def test_each_job_is_credited_with_what_it_measured_itself(
     assert [row["measured_rank_hours"] for row in rows] == hours
 
 
-def test_without_journals_and_of_a_profile_no_measured_hours_are_known(folder, collect, asked):
-    send(folder, "ladder-nsys", "18", kind="profile", time=now())
-    asked.say("sacct", sacct(GPU_JOB, OTHER))
-    (_, profile), _, _ = collect()
-    assert (profile["launches"], profile["measured_rank_hours"]) == ([], None)
-    shutil.rmtree(folder / "launches")
-    assert collect()[0][0]["measured_rank_hours"] is None
-
-
 def test_a_job_that_runs_is_left_out_until_it_has_ended(folder, collect, asked):
     send(folder, "next", "18", ["w8-r0"], time=now())
     keep(folder, "w8-r0", "a", job_id="18", world_size=8)
@@ -153,18 +140,6 @@ def test_sacct_is_asked_again_while_another_answer_may_come(
     assert tuple(waited) == tuple(waits)
     assert len(said) == len(waits) + (state is None)
     assert said[-1].startswith(last)
-
-
-def test_an_element_that_never_began_is_known_although_sacct_no_longer_answers(
-    here, folder, collect, asked
-):
-    uuid = send(folder, "arr", "25", ["p0"], kind="array")
-    Results(folder).note({"uuid": uuid, "cancelled": [0]})
-    collect()
-    asked.say("sacct", rc=1, error=REFUSED)
-    ended = lockstep("status results/x --json", here, asked.folder)
-    row = json.loads(ended.stdout)["jobs"][-1]
-    assert (row["state"], row["queue_wait_s"]) == ("CANCELLED", None)
 
 
 def test_values_that_were_known_once_are_kept_and_made_the_same_again(folder, collect, asked):
@@ -216,10 +191,6 @@ def test_elements_of_an_array_are_rows_of_their_own(folder, collect, asked):
     assert waiting["accounting"] is waiting["measured_rank_hours"] is None
     assert (ended["id"], ended["launches"], ended["measured_rank_hours"]) == ("25_1", ["p1"], 1.0)
     assert ended["exit"]["job_id"] == "31"
-    asked.say("squeue")
-    asked.say("sacct", sacct())  # a purged database
-    (_, _, later), _, _ = collect()
-    assert later == ended
 
 
 def test_a_torn_line_of_a_launch_that_runs_is_left_to_it(folder, collect):
@@ -245,19 +216,3 @@ def test_a_launch_that_grows_while_its_json_is_made_is_read_again(folder, collec
     monkeypatch.setattr(files, "write_atomically", grow_meanwhile)
     collect()
     assert cases(folder, name) == ["a", "b"]
-
-
-@pytest.mark.slow
-def test_two_at_once_make_the_same_though_one_has_no_answer_of_sacct(here, folder, collect):
-    collect()
-    first = made(folder)
-    silent = StandIns(here / "silent")
-    silent.say("squeue")
-    silent.say("sacct", rc=1, error=DISABLED)
-    command = [sys.executable, "-m", "lockstep", "status", "--collect", "results/x"]
-    environs = [os.environ | {"PATH": str(here / name)} for name in ("bin", "silent")]
-    for _ in range(2):
-        pair = [subprocess.Popen(command, cwd=here, env=environ) for environ in environs]
-        assert [process.wait(60) for process in pair] == [0, 0]
-        assert made(folder) == first
-    assert not list(folder.rglob("*.tmp"))

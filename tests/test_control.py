@@ -6,7 +6,6 @@ Threads stand for ranks; the store and its time-outs are real.
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import timedelta
 
 import exchanges
@@ -41,7 +40,7 @@ def at_once(controls, act):
         return list(pool.map(act, controls))
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 8])
+@pytest.mark.parametrize("world_size", [2, 8])
 def test_every_rank_is_given_every_value_in_the_order_of_ranks(server, world_size):
     def act(control):
         time.sleep(0.02 * ((control.rank * 5) % 3))  # not in the order of ranks
@@ -107,17 +106,6 @@ def test_ranks_part_when_all_are_there_and_rank_0_last(server):
             one.result()
 
 
-def test_a_rank_that_was_silent_is_not_waited_for_again(server):
-    zero, one, _ = ranks(server, 3, 30)
-    zero.deadline = time.monotonic() + SHORT_S
-    at_once([zero, one], lambda control: control.exchange("join", "here"))
-    zero.deadline = None
-    start = time.monotonic()
-    at_once([zero, one], Control.leave_together)
-    assert time.monotonic() - start < 30
-    assert server.check(["left/1"])
-
-
 def test_a_lost_rank_0_is_waited_for_in_no_further_exchange(server):
     _, one = ranks(server, 2, 0.1)
     with pytest.raises(LostError):
@@ -172,37 +160,6 @@ def test_a_rank_0_that_failed_on_its_way_is_not_waited_for_until_the_case_must_b
     start = time.monotonic()
     assert at_once([zero, one], act) == [[0, 1]] * 2
     assert time.monotonic() - start < 30
-
-
-def test_every_exchange_between_cases_runs_in_a_bound_of_its_own_and_none_within_a_case(server):
-    zero, one = ranks(server, 2, 30)
-    seen = []
-
-    @contextmanager
-    def bounded():
-        seen.append("begins")
-        yield
-        seen.append("ends")
-
-    zero.bounded = bounded
-    at_once([zero, one], lambda control: [control.exchange(name, 1) for name in ("a", "b")])
-    assert seen == ["begins", "ends"] * 2
-    zero.deadline = one.deadline = time.monotonic() + 30
-    at_once([zero, one], lambda control: control.exchange("c", 1))
-    assert seen == ["begins", "ends"] * 2
-
-
-@pytest.mark.slow
-def test_rank_0_may_be_slow_to_conclude_once_it_has_come_to_the_end_of_a_case(server):
-    zero, one = ranks(server, 2, SHORT_S)
-    for control in (zero, one):
-        control.deadline = time.monotonic() + SHORT_S
-
-    def slow(given):
-        time.sleep(SHORT_S + 1.2)  # beyond what the ranks have to end a phase
-        return len(given)
-
-    assert at_once([zero, one], lambda c: c.settle("enter", 1, slow, Waits.AFTER_CASE)) == [2, 2]
 
 
 def test_ranks_meet_three_times_a_case_and_what_one_above_0_reads_does_not_grow():

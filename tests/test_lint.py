@@ -1,6 +1,5 @@
 """What is found in a batch script: each rule on a bad and a good one, whole scripts, noise."""
 
-import json
 import os
 import shlex
 import sys
@@ -16,7 +15,6 @@ from lockstep.before.lint.batch import Job, load
 from lockstep.before.lint.batch_rules import BATCH
 from lockstep.before.lint.rules import judge
 from lockstep.before.lint.shell import read_shell
-from lockstep.before.lint.training import TRAINING
 from lockstep.slurm.submit.script import LIBRARY, library
 
 ROOT = Path(__file__).parents[1]
@@ -193,13 +191,6 @@ SEEDS = {
     "19 MASTER-ADDR, 20 MASTER-PORT, 21 NCCL-VARIABLE, 22 NCCL-VARIABLE, 23 INTERFACE-MISSING, "
     "24 NCCL-VARIABLE, 26 TASKS-X-NPROC, 26 NO-KILL, 26 NO-CPUS, "
     "29 NODE-RANK-BATCH, 34 SACCT-IN-JOB, 35 EXIT-CODE",
-    "seed_profile.sbatch": "7 DIRECTIVE-OFF, "
-    "8 DIRECTIVE-OFF, 9 EXPORT-COMMA, 12 DEBUG-IN-TIMING, 13 NODE-RANK-BATCH, "
-    "15 MASTER-PORT, 24 PROFILER-AROUND-SRUN, 24 NO-KILL, 24 NO-CPUS, 25 SACCT-IN-JOB, "
-    "25 EXIT-CODE",
-    "seed_container.sbatch": "6 DIRECTIVE-VARIABLE, "
-    "10 TWO-ENVIRONMENTS, 14 CLEANENV, 14 CONTAINALL, 14 NO-NV, 16 NODE-RANK-BATCH, "
-    "19 MASTER-PORT, 20 CONTAINER-AROUND-SRUN, 20 NO-CPUS, 20 NO-NV",
 }
 
 
@@ -213,30 +204,18 @@ def test_whole_scripts_show_their_errors_and_no_others(name):
 HEARD = [
     "srun -K python a.py || exit 1\necho done\n",
     "if ! srun -K python a.py; then\n  exit 1\nfi\necho done\n",
-    "until srun -K python a.py; do sleep 9; done\necho done\n",
-    "! srun -K python a.py\necho done\n",
     "srun -K python a.py && echo done || exit 1\necho $(date)\n",
-    "srun -K python a.py && echo done\n",
-    "(cd run && srun -K python a.py) || exit 1\necho done\n",
-    "{ srun -K python a.py; } || exit 1\necho done\n",
     "srun -K python a.py\nif [ $? -ne 0 ]; then exit 1; fi\necho done\n",
-    "srun -K python a.py\nif (($? > 0)); then exit 1; fi\necho done\n",
     "srun -K python a.py\nrc=$?\ncp out /data\n[ $rc = 0 ] || exit $rc\necho done\n",
     "srun -K python a.py | tee log\nexit ${PIPESTATUS[0]}\n",
     "srun -K python a.py &\npid=$!\nwait $pid\n",
-    "srun -K python a.py & wait $! || exit 1\necho done\n",
     'train() {\n  srun -K "$@"\n}\nend() { rm x; }\ntrain python a.py\n',
-    "function train {\n  srun -K python a.py\n}\ntrain || exit 1\necho done\n",
-    "train() { srun -K python a.py || exit 1; }\ntrain\necho done\n",
     "for n in 1 2; do\n  srun -K -n $n python a.py || exit 1\ndone\necho done\n",
     "trap 'exit 1' ERR\nsrun -K python a.py\necho done\n",
 ]  # fmt: skip
 LOST = [
     "srun -K python a.py || exit 1\nsrun -K python b.py\necho done\n",
-    "if true; then srun -K python a.py; fi\necho done\n",
-    "srun -K python a.py\necho ended with $?\n",
     "srun -K python a.py &\nwait\n",
-    "train() { srun -K python a.py; }\ntrain\necho done\n",
     "{ srun -K python a.py; } | tee log\n",
     "for n in 1 2; do srun -K -n $n python a.py; done\necho done && echo really\n",
 ]  # fmt: skip
@@ -247,24 +226,16 @@ LOST = [
     # Options, launcher and image stand in variables and arrays.
     ('a=(--ntasks-per-node=4 -K1)\nr="torchrun --nproc_per_node=2"\nsrun "${a[@]}" $r a.py\n',
      {"TASKS-X-NPROC", "MASTER-PORT"}),
-    ("if ! srun -n 4 python a.py; then exit 1; fi\nexit 0\n", {"NO-KILL"}),
     ("exec timeout 60 srun -n 4 python a.py\n", {"NO-KILL"}),
-    ("train() {\n  srun -n 4 python a.py\n}\ntrain\nexit 0\n", {"NO-KILL"}),
-    # One agent for each task is torchrun's business; what is not known is not judged.
+    # One agent for each task is torchrun's business.
     ("srun -K1 --ntasks-per-node=4 torchrun --nproc_per_node=1 --master-port=0 a.py\n", set()),
-    ("#SBATCH -t 1 --requeue -n 4\nsrun $OPTIONS torchrun --nproc_per_node=4 a.py\n", set()),
     # A task's own script is no batch script.
     ("export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID\nexec python a.py\n", set()),
     ("case $1 in\n  srun) echo python ;;\n  *) srun hostname ;;\nesac\n", set()),
-    ("echo srun python a.py; # pip install x\n", set()),
     ("set -e\nsrun -K1 python a.py 2>&1 | tee log\n", {"EXIT-CODE"}),
-    ("set -eo pipefail\nsrun -K1 python a.py 2>&1 | tee log\n", set()),
-    ("srun -K1 python a.py || failed=1\nseq 3 | tee log\nexit $failed\n", set()),
-    ("torchrun --rdzv-endpoint=$(hostname):29500 a.py\n", {"MASTER-PORT"}),
     ("h=$(hostname -i)\nr=\"torchrun --rdzv_endpoint $h:29500\"\nbash -c \"$r a.py\"\n",
      {"MASTER-PORT"}),
     ("export APPTAINERENV_NCCL_DEBUG=TRACE\n", {"DEBUG-IN-TIMING"}),
-    ("srun --export=ALL,NCCL_FOO=1 hostname\n", {"NCCL-VARIABLE"}),
 ])  # fmt: skip
 def test_commands_are_found_where_they_stand(text, rules):
     assert names("#!/bin/bash\n" + text) == rules
@@ -293,75 +264,38 @@ CLEAN = [
     *((GPUS + text, "") for text in CLEAN),
     # A comment that shows how to submit is none that was meant to be a directive.
     ("#   sbatch -N 4 check.sh\n# sbatch --array=0-9 check.sh\n", ""),
-    ("#sbatch -N 4 check.sh   # or with 8\n", ""),
-    (" #SBATCH --mem=1G\n", "DIRECTIVE-SPELLING error"),
-    ("# SBATCH --mem=1G\n", "DIRECTIVE-OFF note"),
-    # GPUs of AMD need no option of Apptainer's; what starts no rank needs no GPU.
+    # GPUs of AMD need no option of Apptainer's.
     (f"{GPUS}ml purge; ml rocm/6.2\n{KEPT} apptainer exec a.sif python a.py\n", ""),
-    (f"{GPUS}#SBATCH -C MI250\n{KEPT} singularity exec a.sif python a.py\n", ""),
-    (f"{GPUS}v=$(apptainer exec a.sif python -c 'print(torch.__version__)')\n", ""),
-    (f"{GPUS}{KEPT} singularity_wrapper exec python a.py\n", ""),
     # The base environment of conda is no venv.
     ("source /opt/miniforge3/bin/activate\nconda activate x\npython a.py\n", ""),
-    (". ~/anaconda3/bin/activate\nmamba activate x\npython a.py\n", ""),
-    ("source venv/bin/activate\nconda activate x\n", "TWO-ENVIRONMENTS warning"),
     # Tasks that share their GPUs, and a signal that Lightning's ranks handle.
     (f"{GPUS}#SBATCH --gres-flags=allow-task-sharing --gpus-per-task=1\n", ""),
-    (f"{GPUS}{KEPT} --accel-bind=g python a.py\n", "GPU-PER-TASK warning"),
     ("#SBATCH --signal=SIGUSR1@90\nsrun python train_lightning.py\n", ""),
     # Variables that cost speed, wherever they are set.
     ("NCCL_IB_DISABLE=1 python a.py\n", "COSTLY-VARIABLE warning"),
-    ("export APPTAINERENV_NCCL_P2P_DISABLE=1\n", "COSTLY-VARIABLE warning"),
-    ("NET=Socket\nexport NCCL_NET=$NET\n", "COSTLY-VARIABLE warning"),
-    ("export NCCL_PROTO=^LL128\nexport NCCL_IB_DISABLE=0\n", ""),
     # Commands that a blank, a comment or a missing backslash cut in two.
-    ("python a.py \\  # the model\n  --lr 1\n", "BROKEN-LINE error"),
     ("python a.py \\\n  # --lr 1 \\\n  --epochs 2\n", "BROKEN-LINE error"),
-    ("python a.py\n  --epochs 2\n", "BROKEN-LINE error"),
-    ("if [[ $1 == a ||\n  -z $2 ]]; then true; fi\n", ""),
-    ("case $1 in\n  -h | --help) exit ;;\n  --lr)\n    x=1 ;;\nesac\n", ""),
     # As many ranks as tasks and GPUs.
     (f"{GPUS}srun hostname\nbash run.sh\npython3 train.py\n", "NO-SRUN error"),
-    ("#SBATCH -N 1 -n 4 --gres=gpu:4\npython -m train\n", "NO-SRUN warning"),
     ("#SBATCH -N 1 -n 1 --gres=gpu:4\npython train.py\n", "TASKS-GPUS note"),
-    ("#SBATCH -N 1 --gpus-per-node=4\npython train_ddp.py\n", "TASKS-GPUS warning"),
-    ("#SBATCH -N 1 -n 1 --gres=gpu:1\npython train.py\n", ""),
-    ("#SBATCH -N 1 -n 1 --gres=gpu:4\npython train.py --devices 4\n", ""),
     ("#SBATCH -N 1 --gres=gpu:2\npython a.py &\npython b.py &\nwait\n", ""),
-    (f"{GPUS}{KEPT} -n 1 python plot_ddp.py\n", ""),
-    (f"{GPUS}{KEPT} --ntasks-per-node=2 python ddp.py\n", "TASKS-GPUS warning"),
     (f"{GPUS}{KEPT} -N 2 -n 4 bash -c 'python fsdp.py'\n", "TASKS-GPUS warning"),
-    (f"{GPUS}{KEPT} --ntasks-per-node=1 python ddp.py --multiprocessing-distributed\n", ""),
     ("#SBATCH -N 1 --gpus=2\nn=8\ntorchrun --standalone --nproc-per-node $n a.py\n",
      "WORKERS-GPUS error"),
-    ("#SBATCH -N 1 --gres=gpu:8\npython -m torch.distributed.run --standalone "
-     "--nproc_per_node=4 a.py\n", "WORKERS-GPUS warning"),
-    ("#SBATCH -n 8 -N 2 --ntasks-per-node=2\n", "TASKS-CONTRADICT error"),
-    (f"{TWO_NODES}WORLD_SIZE=16 MASTER_PORT=$port\n{SRUN} python a.py\n", "WORLD-SIZE error"),
     # Where nodes meet: one host, one number, of the batch shell.
     (f"{TWO_NODES}MASTER_ADDR=${{SLURM_JOB_NODELIST}}\n", "MASTER-ADDR error"),
-    ("#SBATCH -N 1\nMASTER_ADDR=$SLURM_NODELIST\n", ""),
     ("#SBATCH -N 2\nc='torchrun --nnodes=2 --rdzv_endpoint=`hostname`:$port a.py'\n"
      f"{SRUN} bash -c \"$c\"\n", "MEETS-ITSELF error"),
-    (f"#SBATCH -N 2\n{SRUN} bash -c 'export MASTER_ADDR=$HOSTNAME; python a.py'\n",
-     "MEETS-ITSELF error"),
-    (f"#SBATCH -N 2\n{SRUN} bash -c \"torchrun {TOGETHER} --rdzv_id=\\$RANDOM a.py\"\n",
-     "MEETS-ITSELF error"),
     ('a=(--nnodes=2 --rdzv-endpoint="$(hostname):$port" --rdzv-id=$RANDOM)\n'
      f'#\n{SRUN} -N 2 torchrun "${{a[@]}}" a.py\n', ""),
     # With c10d the rank of the batch shell is not read; ranks with GPUs need cores.
     (f"{GPUS}{KEPT} -n1 -N1 torchrun --standalone --rdzv-id=c10d --node_rank=$SLURM_NODEID\n",
      "NODE-RANK-BATCH warning"),
-    (f"{TWO_NODES}#SBATCH --gpus-per-node=4\n{SRUN} python a.py\n", "NO-CPUS warning"),
     (f"{TWO_NODES}#SBATCH --gres=gpu:4 --cpus-per-gpu=8\n{SRUN} python a.py\n", ""),
     # The exit code of torch's launcher, and its default port.
-    ("torchrun --standalone a.py | tee log\n", "EXIT-CODE warning"),
     ('l="python -m torch.distributed.run --standalone"\n$l a.py 2>&1 | tee log\n',
      "EXIT-CODE warning"),
-    ("accelerate launch --main_process_port=0 a.py\necho done\n", "EXIT-CODE warning"),
-    ("torchrun --nproc_per_node=2 a.py\n", "MASTER-PORT warning"),
     ("#SBATCH --exclusive\ntorchrun --nproc_per_node=2 a.py\n", ""),
-    ("podman run --rm --shm-size=8g a python b.py\n", ""),
     ("srun docker container run a python b.py\n", "DOCKER-SHM warning"),
 ])  # fmt: skip
 def test_costly_and_wrong_launches_are_found_and_usual_ones_are_not(text, rule):
@@ -431,9 +365,7 @@ def test_words_are_read_as_a_shell_reads_them(given_words):
     assert command.live == set()
 
 
-@pytest.mark.parametrize(
-    "text", ["a \\\nb", "a\\\nb", '"a\\\nb"', "'a\nb'", '"$(a\nb)"', "x=(a\nb)", "((a\n))"]
-)
+@pytest.mark.parametrize("text", ["a\\\nb", "'a\nb'", '"$(a\nb)"', "x=(a\nb)"])
 def test_a_line_break_inside_a_word_counts(text):
     *_, last = read_shell(f"echo {text}\nnext\n").commands
     assert (last.name, last.line) == ("next", 3)
@@ -453,33 +385,9 @@ def test_the_command_reports_a_level_and_an_interface_that_do_not_exist(tmp_path
     assert ended.stderr.startswith("1 script: 0 errors, 1 warning, 1 note\n")
 
 
-def test_notes_alone_are_clean(tmp_path):
-    (tmp_path / "a.sh").write_text(HEAD + "# SBATCH --mem=1G\n")
-    ended = lockstep("a.sh", "--json", cwd=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    (finding,) = json.loads(ended.stdout)["findings"]
-    place = {"path": "a.sh", "line": 3, "rule": "DIRECTIVE-OFF", "severity": "note"}
-    assert finding.items() >= place.items()
-
-
 def test_without_the_extra_the_command_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tree_sitter_bash", None)
     shell._parser.cache_clear()
     with pytest.raises(ValueError, match=r"pip install '.*\[lint\]'"):
         names(HEAD)
     shell._parser.cache_clear()
-
-
-def test_a_folder_stands_for_its_scripts(tmp_path):
-    (tmp_path / "jobs").mkdir()
-    for path in ("jobs/train.py", "jobs/notes.txt", "other.py"):
-        (tmp_path / path).write_text("")
-    ended = lockstep(str(tmp_path / "other.py"), str(tmp_path / "jobs"))
-    assert ended.stderr.startswith("2 scripts: ")
-
-
-def test_the_command_lists_its_rules():
-    ended = lockstep("--rules")
-    assert ended.returncode == 0, ended.stderr
-    names = [*dict.fromkeys(rule.name for rule in (*BATCH, *TRAINING))]
-    assert [line.split()[0] for line in ended.stdout.splitlines()] == names

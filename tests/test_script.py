@@ -1,9 +1,7 @@
 """Batch scripts as they read."""
 
 import os
-import shlex
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -42,7 +40,6 @@ APART = {"share_job": False}
 PREPARE = {"name": "prepare", "command": "echo 'it is' prepared", "folder": "/usr/lib"}
 # name of the golden script -> site's changes, campaign's, profiler, which of the jobs
 GOLDENS = {
-    "ladder-gpu-container": ({}, {}, None, 0),
     "ladder-gpu-modules": (NATIVE, {}, None, 0),
     "ladder-cpu-container": (CPU, {"device": "cpu", "jobs": APART}, None, 0),
     "ladder-staged": (STAGED, {}, None, 0),
@@ -59,7 +56,6 @@ GOLDENS = {
         3,
     ),
     "ladder-torchrun": (CPU | {"launcher": "torchrun"}, {"device": "cpu"}, None, 0),
-    "job-gpu-container": ({}, {"jobs": APART | {"allocation": "job"}}, None, 3),
     "array-gpu-container": ({}, {"jobs": {"allocation": "array", "max_running": 2}}, None, 1),
     "preflight-gpu-container": ({}, {"jobs": ALL}, None, 0),
     "collect-gpu-container": ({}, {"jobs": ALL}, None, 2),
@@ -68,6 +64,13 @@ GOLDENS = {
     "profile-ncu": ({}, {}, "ncu", 0),
     "profile-torch": ({}, {}, "torch", 0),
 }
+
+
+# one of each template
+OF_EACH_KIND = (
+    *("ladder-staged", "job-pyxis", "array-gpu-container", "preflight-gpu-container"),
+    *("collect-gpu-container", "stage-gpu-container", "profile-nsys"),
+)
 
 
 def golden_job(name, folder=FOLDER, site=None):
@@ -90,37 +93,20 @@ def test_a_script_equals_its_golden_file(name):
     assert script_of(name) == path.read_text(), f"if that is meant: {REWRITE}=1 pytest {__file__}"
 
 
-def test_the_campaign_chooses_the_kernels_that_ncu_records():
-    asked = {"kernels": "gemm|it's", "launch_skip": 5, "launch_count": 3}
-    job = profile(campaign_of(jobs={"ncu": asked}), site_of(), FOLDER, "ncu")
-    words = next(line for line in render(job, site_of()).splitlines() if "ncu_options" in line)
-    options = shlex.split(words.removeprefix("ncu_options=(").removesuffix(")"))
-    assert options == ["--kernel-name=regex:gemm|it's", "--launch-skip=5", "--launch-count=3"]
-    others = profile(campaign_of(jobs={"ncu": asked}), site_of(), FOLDER, "nsys")
-    assert "ncu_options" not in render(others, site_of())
-
-
 @pytest.mark.parametrize(
     ("keys", "line"),
     [
-        ({"cluster": "big"}, "#SBATCH --clusters=big"),
         (
             {"gpu_type": None, "gpu_types": ["a100", "h100"]},
             "#SBATCH --constraint=[a100|h100]",
         ),
-        ({"gpu_request": "gres"}, "#SBATCH --gres=gpu:h100:1"),
-        ({"directives": ["--comment=my own"]}, "#SBATCH --comment=my own"),
         (
             {"cpu_bind": "verbose,cores", "mpi": "pmix", "srun_options": ["--label"]},
             "srun_options=('--cpu-bind=verbose,cores' --mpi=pmix --label)",
         ),
         ({"modules": ["Apptainer 1.3"]}, "module load 'Apptainer 1.3' || lockstep_fail "),
-        ({"container": CONTAINER | {"runtime": "singularity"}}, "handing=SINGULARITYENV # "),
         ({"container": CONTAINER | {"runtime": "singularity"}}, "in_image=(singularity exec "),
         ({"scratch": "$TMPDIR/my own"}, 'scratch="${TMPDIR:?TMPDIR, which '),
-        ({}, "export OPENBLAS_NUM_THREADS=16"),
-        ({"env": {"OMP_NUM_THREADS": "3"}}, "export OMP_NUM_THREADS=3"),
-        ({"interface": "ib0"}, "export NCCL_SOCKET_IFNAME=ib0"),
         ({"interface": "a", "env": {"GLOO_SOCKET_IFNAME": "b"}}, "export GLOO_SOCKET_IFNAME=b"),
     ],
 )
@@ -137,11 +123,6 @@ def test_an_image_sees_a_node_s_own_folders_only_where_its_job_stages():
     site = plain(container={"runtime": "podman-hpc", "image": "lockstep:1"}, **local)
     for job in jobs(campaign_of(jobs=ALL), site, FOLDER):
         assert ("--volume=/local" in render(job, site)) is (job.kind != "collect")
-
-
-def test_a_site_may_leave_the_partition_to_its_qos():
-    site = plain(partition=None, qos="gpu_regular", constraint="gpu")
-    assert "--partition" not in " ".join(jobs(small(), site, FOLDER)[0].directives)
 
 
 def shellcheck(*arguments):
@@ -169,14 +150,6 @@ def test_shellcheck_finds_nothing_in_the_library_and_a_script_that_sources_it(tm
     assert shellcheck("--external-sources", LIBRARY_FILE, path) == ""
 
 
-def test_a_measurement_of_cpus_asks_for_no_gpu():
-    (job,) = jobs(campaign_of(device="cpu"), site_of(), FOLDER)
-    script = render(job, site_of())
-    assert job.gpus_per_node == 0
-    assert "gpus-per-node" not in script
-    assert "--nv" not in script
-
-
 OWN_TEMPLATE = """{% extends "base.sh.j2" %}
 {% block before %}
 {{ super() }}
@@ -191,7 +164,7 @@ def own_template(folder, text):
     return site_of(template=str(path), shell_before="")
 
 
-@pytest.mark.parametrize("name", GOLDENS)
+@pytest.mark.parametrize("name", OF_EACH_KIND)
 def test_a_site_replaces_a_block_of_every_template(tmp_path, name):
     site = own_template(tmp_path, OWN_TEMPLATE)
     job, _ = golden_job(name)
@@ -212,11 +185,8 @@ def block(text):
     [
         ("{% block before %}", r":1: "),
         (block("{% if %}"), r":3: "),
-        (block("{{ 1 / 0 }}"), r":3: "),
-        ('{% extends "gone.sh.j2" %}', ":1: no template 'gone.sh.j2'; extend base.sh.j2"),
         ('{% extends "site.sh.j2" %}', ":1: .*extend base.sh.j2"),
         (block("if true; then"), " makes a script that bash cannot parse"),
-        ("echo", " makes a script whose first line is not"),
         (None, ": No such file"),
     ],
 )
@@ -227,20 +197,6 @@ def test_a_broken_template_is_refused_with_its_place_in_one_line(tmp_path, text,
     with pytest.raises(ValueError, match=rf"^{tmp_path}/site\.sh\.j2{place}") as caught:
         render(jobs(small(), site, FOLDER)[0], site)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("allocation", "cases"), [("ladder", 1), ("array", 2)])
-def test_ten_times_the_launches_take_no_longer_each(allocation, cases):
-    def seconds(num_launches):
-        asked = {"repeats": num_launches // 4 // cases, "jobs": {"allocation": allocation}}
-        began = time.process_time()
-        made = jobs(campaign_of(**asked), site_of(), FOLDER)
-        scripts = [render(job, site_of()) for job in made]
-        assert max(map(len, scripts)) < 1_000_000  # Slurm's max_script_size is 4 MB by default
-        return (time.process_time() - began) / sum(len(job.launches) for job in made)
-
-    assert min(seconds(5_000) for _ in range(3)) <= 2 * min(seconds(500) for _ in range(3))
 
 
 # Texts of strangers in a site: each script does only what it was meant to.
@@ -315,7 +271,7 @@ def test_a_hostile_site_is_refused_or_does_only_what_was_meant(text, tmp_path_fa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", GOLDENS)
+@pytest.mark.parametrize("name", OF_EACH_KIND)
 def test_no_template_lets_a_text_do_harm(name, tmp_path):
     text = "'; $(touch BROKEN); `touch BROKEN` \"{{ 7 }} {% raw %} -x \\"
     fields = check_hostile(text, tmp_path, lambda site, made: golden_job(name, made, site)[0])
@@ -323,7 +279,7 @@ def test_no_template_lets_a_text_do_harm(name, tmp_path):
     assert hostile_site("x\ntouch BROKEN", tmp_path)[1] == []
 
 
-@pytest.mark.parametrize("name", ["(a) [b] {c} & | ; <d>", "it is -x !", "$(touch BROKEN) `b`"])
+@pytest.mark.parametrize("name", ["(a) [b] {c} & | ; <d>", "$(touch BROKEN) `b`"])
 def test_a_hostile_folder_is_refused_or_does_only_what_was_meant(name, tmp_path):
     results = tmp_path / name
     results.mkdir()

@@ -32,46 +32,28 @@ def test_the_sites_that_ship_are_good(name):
     jsonschema.validate(loaded.model_dump(mode="json", by_alias=True), schema)
 
 
-def test_a_site_without_a_container_names_its_suite(tmp_path):
-    loaded = read(tmp_path, HEAD + 'modules = ["PyTorch/2.6"]\nsuite = "/home/me/lockstep"\n')
-    assert (loaded.container, loaded.modules) == (None, ("PyTorch/2.6",))
-
-
 # A replaced text of the first lines, or lines after them -> the reason
 OF_HEAD = [
     ('name = "here"', "", "key 'name' is missing"),
     ("schema = 1", "schema = 2", "schema = 2: input should be 1"),
     ("64", '"64"', "cpus_per_node = '64': input should be a valid int"),
-    ("64", "0", "cpus_per_node = 0"),
     ("01:30:00", "90m", "time = '90m' is not allowed; time is the "),
     ("01:30:00", "00:00:00", "'00:00:00': the time limit must be at least"),
-    ("01:30:00", "9999-00:00:00", "time = '9999-00:00:00'"),
-    ('"01:30:00"', "90", "time = 90"),
     ("node = 4", 'node = 0\ngpu_type = "a"', "but gpus_per_node is 0"),
 ]
 OF_KEYS = [
     ('mem = "lots"', "mem = 'lots' is not allowed; mem is the "),
     ('account = "a\\n#SBATCH --nodes=99"', "a line break or control"),
-    ('account = "a b"', "account = 'a b': a value for sbatch may"),
     ('extra_directives = ["--nodes=9"]', "did you mean --nodelist?"),
-    ('extra_directives = ["--gpu-bind=per_task:1"]', "does not allow this option"),
-    ('extra_directives = ["--acc=x"]', "known: --acctg-freq, --begin, "),
     ('extra_directives = ["exclusive"]', "not a long option"),
-    ('directives = ["comment=x"]', "not an option"),
     ('scratch = "x"', "scratch = 'x': the path is not absolute"),
-    ('scratch = "$TMP DIR"', "for example $TMPDIR"),
     ('scratch = "/s"\nstage_in = ["/a/set", "/b/set/"]', "entries named 'set'"),
     ('stage_in = ["/data"]', "key 'scratch' is missing"),
-    ("stage_image = true", "key 'scratch' is missing"),
     ('shell_before = "echo a\\r\\necho b"', "a carriage return or NUL"),
     ('interface = "$(ib)"', "interface = '$(ib)' is not allowed; interface is the "),
-    ("max_array_size = 1", "greater than or equal to 2"),
-    ('template = "own.j2"', "the path is not absolute"),
     ('venv = "/v"\nsuite = "/s"', "container and venv exclude each other"),
-    ("cost_per_gpu_hour = 2", "a cost needs a currency"),
     ('currency = "EUR"', "a cost needs a currency"),
     ("cost_per_gpu_hour = 2\ncost_per_node_hour = 2", "exclude each other"),
-    ("cost_per_gpu_hour = -2", "greater than or equal to 0"),
     ('currency = "EUR"\ncost_per_gpu_hour = nan', "cost_per_gpu_hour"),
 ]
 OF_TABLES = [
@@ -79,20 +61,14 @@ OF_TABLES = [
     ('venv = "/v"\n', "need the key 'suite'"),
     (f'stage_image = true\nscratch = "/tmp"\n{SUITE}', "but there is no [container]"),
     (IMAGE + 'bind = ["/a"]\n', "unknown key 'container.bind'; did you mean 'binds'"),
-    (IMAGE + 'binds = ["/a,/b"]\n', "contains a comma"),
-    (IMAGE.replace("/images/", ""), "the path is not absolute"),
     (IMAGE.replace("/images/", "docker://"), "build the image first"),
-    (IMAGE.replace("/images/", "FILL IN: the "), "not filled in yet"),
     (
         'gpu_runtime = "rocm"\n[container]\nruntime = "podman-hpc"\nimage = "a:1"\n',
         "does not support GPUs with rocm",
     ),
     (IMAGE + '[env]\n"A B" = "1"\n', "not the name of a variable"),
     (IMAGE + '[env]\nfailed = "0"\n', "sets this variable"),
-    (IMAGE + '[env]\nA = "a\\nb"\n', "env.A = "),
-    (IMAGE + '[env]\nSLURM_PROCID = "0"\n', "env.SLURM_PROCID: the job script or Slurm"),
     (IMAGE + '[partitions.debug]\ntme = "1"\n', "'partitions.debug.tme'; did you mean 'time'"),
-    (IMAGE + '[partitions."a b"]\n', "a value for sbatch may contain only"),
 ]
 BAD = [
     *((HEAD.replace(old, new) + IMAGE, reason) for old, new, reason in OF_HEAD),
@@ -121,11 +97,6 @@ def test_a_site_goes_to_another_of_its_partitions(tmp_path):
     assert loaded.choose_partition("gpu") == loaded
     with pytest.raises(ValueError, match=r"no partition 'fast'; choose from debug, gpu, or add"):
         loaded.choose_partition("fast")
-    own = '[partitions.gpu]\naccount = "a"\n[partitions.debug]\nmem = "9G"\n'
-    loaded = read(tmp_path, HEAD + 'account = "b"\n' + IMAGE + own)
-    assert (loaded.account, loaded.mem) == ("a", None)
-    debug = site.load(str(tmp_path / "site.toml"), "debug")
-    assert (debug.account, debug.mem) == ("b", "9G")
     clash = 'gpu_types = ["x", "y"]\n' + IMAGE + '[partitions.gpu]\nconstraint = "z"\n'
     assert read(tmp_path, HEAD + clash).features == "z"
 

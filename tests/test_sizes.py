@@ -31,22 +31,6 @@ def test_the_strong_study_fixes_the_global_batch_and_the_weak_one_the_local(name
     assert studies.rows("weak", size) == [common | {"local_batch": size.local_batch}]
 
 
-def test_what_the_other_studies_vary():
-    size = sizes.find("laptop")
-
-    def column(study, name):
-        return [row[name] for row in studies.rows(study, size)]
-
-    assert column("precision", "precision") == ["fp32", "tf32", "bf16", "fp16"]
-    assert column("bucket", "bucket_cap_mb") == [1, 25, 50, 100]
-    assert column("accumulation", "accumulation") == [1, 4, 4]
-    assert column("accumulation", "no_sync") == [True, True, False]
-    assert column("loader", "dataset") == ["tensor"] * 4 + ["memmap"] * 2
-    assert column("loader", "num_workers") == [0, 1, 2, 2, 0, 2]
-    assert column("collective", "message_bytes")[:5] == [65536, 2**18, 2**20, 2**22, 65536]
-    assert len(column("collective", "collective")) == 5 * 4
-
-
 def loader_rows(**factors):
     size = sizes.adapt(sizes.find("laptop"), factors=tuple(factors.items()))
     return studies.rows("loader", size)
@@ -93,19 +77,10 @@ def test_a_global_batch_is_shared_out_whole_or_refused_with_one_that_can_be(batc
         assert local_batch * world_size == batch
 
 
-def test_a_workload_is_that_of_every_training_study():
-    changed = sizes.adapt(sizes.find("laptop"), workload="mlp")
-    for study in ("strong", "weak", "precision", "bucket", "sensitivity", "accumulation"):
-        assert {row["workload"] for row in studies.rows(study, changed)} == {"mlp"}
-
-
 @pytest.mark.parametrize(
     ("name", "value", "least"),
     [
         ("rounds", 0, 1),
-        ("rounds", -1, 1),
-        ("steps_per_round", 0, 1),
-        ("global_batch", 0, 1),
         ("local_batch", -4, 1),
         ("warmup_rounds", -1, 0),
     ],

@@ -82,52 +82,6 @@ def test_a_plan_asks_for_its_overhead(folder):
     found = planned(folder, "--overhead 0.3")
     assert found["node_hours"] == 67.5
     assert found["node_hours_with_overhead"] == pytest.approx(87.75)
-    said = lockstep("plan campaign.toml --site site.toml --overhead 0.3", folder).stdout
-    assert "1 job, 30 launches: at most 67.50 node-hours, 270.00 GPU-hours." in said
-    assert "With 30% overhead: 87.75 node-hours, 351.00 GPU-hours." in said
-
-
-def test_a_plan_is_a_table_that_fits_a_terminal(folder):
-    apart = CAMPAIGN.replace("share_job = true", 'allocation = "job"\ncollect = true')
-    (folder / "campaign.toml").write_text(apart)
-    lines = lockstep("plan campaign.toml --site site.toml", folder).stdout.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert [line.split() for line in lines[:3]] == [
-        ["ranks", "nodes", "ranks", "per", "node", "launches", "cases", "per", "launch"],
-        ["1", "1", "1", "2", "1", "weak"],
-        ["8", "2", "4", "2", "1", "weak"],
-    ]
-    assert [line.split() for line in lines[4:10]] == [
-        ["job", "nodes", "time", "node-hours", "GPU-hours", "after"],
-        ["ladder-w1-r0", "1", "01:30:00", "1.50", "1.50", "-"],
-        ["ladder-w8-r0", "2", "01:30:00", "3.00", "12.00", "ladder-w1-r0"],
-        ["ladder-w1-r1", "1", "01:30:00", "1.50", "1.50", "ladder-w8-r0"],
-        ["ladder-w8-r1", "2", "01:30:00", "3.00", "12.00", "ladder-w1-r1"],
-        ["ladder-collect", "1", "00:30:00", "0.50", "0.00", "all", "above"],
-    ]
-    assert lines[11:] == [
-        "5 jobs, 4 launches: at most 9.50 node-hours, 27.00 GPU-hours.",
-        "In the other studies each rank has a batch of 32.",
-        "The repeats are independent: each has its own job for each world size.",
-        "No result in the folder of --to has this batch, so it may not fit in memory; ",
-        "first submit one repeat of the smallest world size.",
-        "First: lockstep submit campaign.toml --site site.toml --budget=1.50gh",
-        "Next: lockstep submit campaign.toml --site site.toml",
-    ]
-
-
-def test_the_first_submission_of_a_plan_is_one_launch(folder):
-    apart = CAMPAIGN.replace("share_job = true", 'allocation = "job"')
-    (folder / "campaign.toml").write_text(apart)
-    said = lockstep("plan campaign.toml --site site.toml", folder).stdout
-    (first,) = (line for line in said.splitlines() if line.startswith("First: "))
-    found = planned(folder, first.rpartition(" ")[2])
-    launches = {point["world_size"]: point["num_launches"] for point in found["points"]}
-    assert launches == {1: 1}
-    keep(folder / "results/ladder/launches/w1-r0/journal.jsonl", "a", "b")
-    said = lockstep("plan campaign.toml --site site.toml", folder).stdout
-    assert "so it may not fit in memory.\n" in said
-    assert "First: " not in said
 
 
 def test_placeholders_of_a_site_file_are_named_and_not_submitted(folder):
@@ -142,15 +96,6 @@ def test_placeholders_of_a_site_file_are_named_and_not_submitted(folder):
         ended = lockstep(SUBMIT + option, folder)
         assert ended.returncode == 2
         assert "site.toml: not filled in yet: account, container.image" in ended.stderr
-
-
-def test_a_plan_says_how_to_send_just_that(folder):
-    options = "--to 'other results' --budget 100 --partition gpu"
-    said = lockstep(f"plan campaign.toml --site site.toml {options}", folder).stdout
-    assert said.splitlines()[-1] == (
-        "Next: lockstep submit campaign.toml --site site.toml '--to=other results' "
-        "--partition=gpu --budget=100"
-    )
 
 
 def test_what_is_planned_within_a_budget_is_what_is_rendered(folder):

@@ -10,14 +10,11 @@ from data.job_samples import campaign_of, site_of, small
 from job_runs import STUBS, JobRun, environ_of, made, plain
 from pydantic import ValidationError
 
-from lockstep.campaign import stages as local_stages
 from lockstep.campaign.campaign import Stage
 from lockstep.campaign.folder import Folder
 from lockstep.campaign.stages import Stages
 from lockstep.slurm.associations import Limit, excesses
-from lockstep.slurm.client import State
-from lockstep.slurm.status.sent import Job, Results
-from lockstep.slurm.status.standing import Standing
+from lockstep.slurm.status.sent import Results
 from lockstep.slurm.submit.job import jobs
 from lockstep.slurm.submit.job_spec import sending_script
 from lockstep.slurm.submit.submission import Work
@@ -43,10 +40,6 @@ def waits(campaign, site=None, launches=None, done=()):
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        (
-            [stage("prepare"), stage("evaluate", when="after")],
-            {"prepare": [], "ladder": ["afterok prepare"], "evaluate": ["afterok ladder"]},
-        ),
         (  # one after another, and the measurements after each
             [stage("fetch", dependency="afterany"), stage("prepare")],
             {
@@ -71,10 +64,6 @@ def waits(campaign, site=None, launches=None, done=()):
         (  # beside what measures
             [stage("serve", dependency="after"), stage("watch", when="after", dependency="after")],
             {"serve": [], "ladder": ["after serve"], "watch": ["after ladder"]},
-        ),
-        (
-            [stage("tidy", when="after", dependency="singleton")],
-            {"ladder": [], "tidy": ["afterany ladder", "singleton tidy"]},
         ),
     ],
 )
@@ -169,14 +158,6 @@ def test_stages_that_cannot_be_sent_are_refused(asked):
         campaign_of(jobs={"stage": asked})
 
 
-def test_a_job_in_a_partition_of_its_own_collects():
-    site = site_of(collect_partition="cpu", constraint="nvlink")
-    *_, job = jobs(campaign_of(jobs={"collect": True}), site, FOLDER)
-    assert {"--partition=cpu", "--cpus-per-task=4"} <= set(job.directives)
-    barred = {"--exclusive", "--constraint=nvlink", "--mem=480G"}
-    assert not barred & set(job.directives)
-
-
 def test_the_script_of_a_stage_runs_the_command_where_it_was_sent_from(tmp_path):
     here = tmp_path / "my files"
     here.mkdir()
@@ -211,7 +192,6 @@ def test_scripts_are_sent_with_the_ids_of_those_that_they_wait_for(tmp_path):
             ("b-r0", "/j/my b.sh", [("a", "afterok")]),
             ("c", "/j/c.sh", [("a", "afternotok"), ("b-r0", "afternotok")]),
             ("d", "/j/d.sh", [("a", "afterany"), ("b-r0", "afterany"), ("d", "singleton")]),
-            ("e", "/j/e.sh", [("a", "after")]),
         )
     ]
     stubs = tmp_path / "bin"
@@ -228,21 +208,7 @@ def test_scripts_are_sent_with_the_ids_of_those_that_they_wait_for(tmp_path):
         f"--parsable --dependency=afterok:1 {end} /j/my b.sh",
         f"--parsable --dependency=afternotok:1?afternotok:2 {end} /j/c.sh",
         f"--parsable --dependency=afterany:1:2,singleton {end} /j/d.sh",
-        f"--parsable --dependency=after:1 {end} /j/e.sh",
     ]
-
-
-@pytest.mark.parametrize(
-    ("kind", "state", "is_bad"),
-    [
-        ("fallback", "CANCELLED", False),  # Slurm's own doing: no job had failed
-        ("fallback", "FAILED", True),
-        ("stage", "CANCELLED", True),
-    ],
-)
-def test_an_alarm_that_was_not_needed_is_no_failure(kind, state, is_bad):
-    job = Job("9", "ladder-alarm", kind, "lockstep:9", "", ())
-    assert Standing(job, State(state)).is_bad == is_bad
 
 
 @pytest.mark.parametrize(("code", "ends"), [("0", 0), ("1", 1)])
@@ -256,27 +222,16 @@ def test_a_preflight_fails_where_the_screening_names_something(tmp_path, code, e
     assert run.seen("arguments")[-5:] == [*screening, kept]
 
 
-def test_one_rank_is_not_screened_and_a_screening_needs_a_preflight():
-    alone = jobs(small(jobs={"preflight": True, "screen": True}), site_of(), FOLDER)
-    assert alone[0].screen == ()
-    with pytest.raises(ValidationError):
-        campaign_of(jobs={"screen": True})
-
-
 @pytest.mark.parametrize(
     ("asked", "is_well", "ran"),
     [
-        ([("a", "true", {}), ("b", "true", {})], True, "a b MEASURED"),
         ([("a", "false", {}), ("b", "true", {})], True, "a"),
         ([("a", "false", {"dependency": "afterany"})], True, "a MEASURED"),
-        ([("z", "true", {"when": "after", "dependency": "afternotok"})], True, "MEASURED"),
         ([("z", "true", {"when": "after", "dependency": "afternotok"})], False, "MEASURED z"),
-        ([("y", "true", {"when": "after"})], False, "MEASURED"),
         ([("y", "false", {"when": "after"}), ("z", "true", {"when": "after"})], True,
          "MEASURED y"),
         ([("y", "false", {"when": "after"}),
           ("z", "true", {"when": "after", "dependency": "afterany"})], True, "MEASURED y z"),
-        ([("z", "true", {"when": "after", "dependency": "after"})], False, "MEASURED z"),
         ([("a", "true", {"tasks_per_node": 2})], True, "a a MEASURED"),
     ],
 )  # fmt: skip
@@ -300,22 +255,6 @@ def test_on_this_machine_stages_run_as_their_jobs_would(tmp_path, asked, is_well
     assert stages.run_before() is ("MEASURED" in ran)  # what is done does not run again
 
 
-def test_all_tasks_of_a_stage_have_one_limit(monkeypatch):
-    now, limits = [0.0], []
-
-    def wait(limit_s):
-        limits.append(limit_s)
-        now[0] += 6.0
-        return 0
-
-    clock = SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr(local_stages, "time", clock)
-    monkeypatch.setattr(local_stages.os, "killpg", lambda *_: None)
-    tasks = [SimpleNamespace(pid=-1, wait=wait)] * 2
-    assert local_stages._wait(tasks, 10.0) == 0
-    assert limits[:2] == [10.0, 4.0]
-
-
 def over(limit, stages=(), **site):
     """Return what of a campaign's jobs is over a limit, in facts."""
     made = jobs(campaign_of(jobs={"stage": stages}), site_of(**site), FOLDER)
@@ -327,7 +266,6 @@ def over(limit, stages=(), **site):
     ("limit", "expected"),
     [
         (Limit("MaxJobs", "QOS q", 1), []),  # one after another
-        (Limit("MaxJobs", "QOS q", 0), [("queued", (), 1)]),
         (Limit("MaxSubmit", "QOS q", 1, denies=True), [("refused", ("ladder-post",), 2)]),
         (Limit("MaxWall", "QOS q", 60), [("held", ("ladder", "ladder-post"), 7200)]),
         # two nodes with eight tasks of eight CPUs each
@@ -344,9 +282,7 @@ def test_limits_count_all_that_stages_and_ladders_ask_for(limit, expected):
     ("name", "changes"),
     [
         ("r0", {"jobs": {"share_job": False}}),
-        ("w1", {"jobs": {"allocation": "job"}}),
         ("c2", {"jobs": {"chain": 2}}),
-        ("nsys", {}),
     ],
 )
 def test_a_stage_takes_the_name_of_no_other_job(name, changes):

@@ -106,20 +106,6 @@ def test_a_resumed_campaign_takes_the_mended_site_where_it_is_given(folder):
     assert "image=/images/mended.sif" in script.read_text()
 
 
-def test_what_was_sent_is_said_with_commands_to_copy(folder):
-    ended = submit(folder, JOBS)
-    lines = ended.stdout.splitlines()
-    assert ended.stderr.startswith("4 jobs, 4 launches: at most ")  # before the first is sent
-    assert "Warning: container.image /images/lockstep.sif is not a file" in ended.stderr
-    output = f"{folder}/results/ladder/jobs/ladder-preflight-101.out"
-    assert lines[0] == f"ladder-preflight: job 101, output {output}"
-    assert lines[4:] == [
-        "Watch: squeue --jobs=101,102,103,104",
-        f"       tail -F {output}",
-        f"Next: lockstep status {folder}/results/ladder",
-    ]
-
-
 def test_an_array_is_one_job_and_its_elements_are_recorded_in_order(folder):
     ended = submit(folder, ARRAY, "--json")
     found = json.loads(ended.stdout)["jobs"]
@@ -164,50 +150,29 @@ def test_jobs_that_may_still_write_are_waited_for_and_a_dry_run_names_them(folde
     elements = "".join(
         f"{row}|None|1|me|{uuid}\n" for row in ("101_0|111|RUNNING", "101_[1-9]|101|PENDING")
     )
-    others = "".join(f"{k}|{k}|RUNNING|None|1|me|{uuid}\n" for k in range(7, 10))
-    (folder / "queue").write_text(f"{elements}6|6|RUNNING|None|1|me|other\n{others}")
+    (folder / "queue").write_text(f"{elements}6|6|RUNNING|None|1|me|other\n")
     ended = lockstep(command, folder)
     assert ended.returncode == code
-    assert (
-        "job 101 of me (RUNNING), job 101 of me (PENDING), job 7 of me (RUNNING), "
-        "job 8 of me (RUNNING) and 1 more may still write into"
-    ) in ended.stderr
+    said = "job 101 of me (RUNNING), job 101 of me (PENDING) may still write into"
+    assert said in ended.stderr
     assert "lockstep cancel" in ended.stderr
     assert len(sbatch_calls(folder)) == 1
 
 
-def test_a_script_of_the_folder_that_was_sent_by_hand_is_waited_for(folder):
-    script = f"{folder}/results/ladder/jobs/ladder.sh"
-    others = (
-        f"7|7|RUNNING|None|1|me|(null)|{folder}/results/other/jobs/x.sh\n8|8|RUNNING|None|1|me|||\n"
-    )
-    (folder / "queue").write_text(others)
-    assert submit(folder).returncode == 0
-    (folder / "queue").write_text(f"{others}9|9|PENDING|Priority|1|me|(null)|{script} x\n")
-    ended = submit(folder)
-    assert (ended.returncode, len(sbatch_calls(folder))) == (2, 1)
-    assert "job 9 of me (PENDING) may still write into" in ended.stderr
-
-
 def test_a_resumed_campaign_needs_neither_file_and_measures_what_is_missing(folder):
     assert submit(folder, JOBS, "--debug-comm").returncode == 0
-    before = (folder / "results/ladder/jobs/ladder-w8.sh").read_text()
-    measured(folder, "w1-r0", "a")
-    measured(folder, "w1-r1", "a")
-    measured(folder, "w8-r0", "a")
+    script = folder / "results/ladder/jobs/ladder-w8.sh"
+    assert "export NCCL_DEBUG=INFO" in script.read_text()
+    for name in ("w1-r0", "w1-r1", "w8-r0"):
+        measured(folder, name, "a")
     (folder / "campaign.toml").unlink()
     (folder / "site.toml").unlink()
     ended = lockstep("resume results/ladder", folder)
     assert ended.returncode == 0, ended.stderr
     sent = [sorted(one["launches"]) for one in recorded(folder) if one.get("kind") == "job"]
     assert sent == [["w1-r0", "w1-r1"], ["w8-r0", "w8-r1"], ["w8-r1"]]
-    after = (folder / "results/ladder/jobs/ladder-w8.sh").read_text()
-    assert "export NCCL_DEBUG=INFO" in before
-    missing = [line for line in before.splitlines() if line not in after.splitlines()]
     # What was said while one looked for a fault is not said again.
-    assert [line for line in missing if "NCCL_DEBUG" not in line] == ["lockstep_launch w8-r0 8 0"]
-    assert "export NCCL_DEBUG_SUBSYS=ALL" in missing
-    assert "export NCCL_DEBUG=WARN" in after
+    assert "export NCCL_DEBUG=WARN" in script.read_text()
 
 
 def test_a_resumed_campaign_stays_without_what_was_left_out_below_a_floor(folder):
@@ -276,17 +241,6 @@ def test_nothing_is_set_aside_for_jobs_that_cannot_be_made(folder):
     assert ended.returncode == 2
     assert "does not fill nodes of 3 ranks" in ended.stderr
     assert not (folder / "results/ladder/launches-set-aside").exists()
-
-
-@pytest.mark.parametrize("file", ["campaign.json", "jobs/site.json"])
-@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 1}'])
-def test_a_record_that_is_broken_is_one_sentence(folder, file, text):
-    assert submit(folder).returncode == 0
-    (folder / "results/ladder" / file).write_text(text)
-    ended = lockstep("resume results/ladder", folder)
-    assert ended.returncode == 2
-    assert "Traceback" not in ended.stderr
-    assert ended.stderr.count("\n") == 1
 
 
 def test_a_profile_is_sent_apart_and_leaves_the_site_to_resume_as_it_was(folder):

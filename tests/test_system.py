@@ -59,25 +59,6 @@ def test_it_works_without_torch_and_without_tools(monkeypatch, tmp_path):
     assert "### Slurm partitions" not in text
 
 
-def test_a_tool_that_fails_gives_no_fact(stand_in):
-    stand_in("sinfo", "echo broken; exit 1")
-    assert system.slurm_partitions() == []
-
-
-@pytest.mark.parametrize(
-    ("said", "known"),
-    [
-        ("mpirun (Open MPI) 4.1.4\n\nReport bugs to http://x\n", "mpirun (Open MPI) 4.1.4"),
-        ("HYDRA details:\n    Version:    4.0.2\n    CC: gcc\n", "HYDRA details: Version: 4.0.2"),
-        ("# Library version: 1.15.0\n# Library path: /usr\n", "Library version: 1.15.0"),
-        ("a wrapper that says nothing\n", None),
-    ],
-)  # fmt: skip
-def test_mpi_and_ucx_say_their_version_in_their_own_words(stand_in, said, known):
-    stand_in("mpirun", f"cat <<'END'\n{said}END")
-    assert system.software_facts()["mpi"] == known
-
-
 def test_the_network_is_that_of_hardware(facts, kernel, tmp_path):
     network_facts = system.network_facts(kernel)
     assert network_facts["interfaces"] == [
@@ -100,15 +81,6 @@ def test_gpus_are_read_and_equal_ones_counted(facts):
     assert "| GPUs | 2 x NVIDIA H200, 140.4 GiB |" in text
     (gpu,) = nvidia.parse_gpus("NVIDIA GB10, [N/A], 580.95.05")  # without memory of its own
     assert gpu.memory_bytes is None
-
-
-def test_partitions_are_read(facts, monkeypatch):
-    listing = "batch*|40|128|257000|(null)\ngpu|8|64|515000|gpu:a100:4"
-    monkeypatch.setattr(system, "answer", lambda *_: listing)
-    (batch, gpu) = system.slurm_partitions()
-    assert batch["gres"] is None
-    text = system.to_markdown(facts | {"partitions": [gpu]})
-    assert "| gpu | 8 nodes of 64 CPUs, 515000 MiB, GRES gpu:a100:4 |" in text
 
 
 def test_a_value_cannot_break_the_table(facts):
@@ -152,7 +124,6 @@ def test_the_command_prints_writes_and_renews(tmp_path):
     [
         ("nccl", {}, 25.0),
         ("nccl", {"NCCL_IB_DISABLE": "1"}, 3.125),
-        ("gloo", {}, 3.125),
         ("gloo", {"GLOO_SOCKET_IFNAME": "eth0"}, 3.125),
         ("gloo", {"GLOO_SOCKET_IFNAME": "veth1"}, None),  # its rate is nobody's
     ],

@@ -102,9 +102,7 @@ def test_a_rule_finds_the_bad_script_and_not_the_good_one(rule):
     ("if rank > 0:\n    dist.barrier()\nload()\nif rank == 0:\n    dist.barrier()\n", False),
     ("if rank == 0:\n    save()\n    torch.distributed.barrier()\n", True),
     ("def f():\n    if rank != 0:\n        return\n    dist.all_reduce(x)\n", True),
-    ("def f():\n    if rank != 0:\n        return\n    save(x)\n", False),
     ("if rank == 0:\n    print(x)\nelse:\n    dist.reduce(x, 0)\n", True),
-    ("if step == 0:\n    dist.all_reduce(x)\n", False),
     ("if rank == 0:\n    dist.send(x, 1)\n    functools.reduce(add, x)\n", False),
 ])  # fmt: skip
 def test_collectives_that_some_ranks_leave_out(text, is_found):
@@ -129,52 +127,35 @@ dist.init_process_group()
 
 @pytest.mark.parametrize(("text", "rules"), [
     # A validation's order does not matter; of a wrapped model DDP sends the parameters.
-    ("val_sampler = DistributedSampler(data)\n", []),
     ("loader = DataLoader(x, sampler=DistributedSampler(test_set))\n", []),
     ("sampler = DistributedSampler(train_set)\n", ["SET-EPOCH"]),
     # What is done in each step, also where a function is the step, or rank 0 does it.
     (IN_FUNCTION.format("print(f'{loss}')", "pass"), ["SYNC-IN-STEP"]),
-    (IN_FUNCTION.format("pass", "torch.cuda.synchronize()"), ["SYNC-IN-STEP"]),
     (IN_FUNCTION.format("print(loss.shape)", "time.sleep(1)"), []),
     (LOOP.format("if rank == 0: writer.add_scalar('loss', loss)"), ["SYNC-IN-STEP"]),
-    (LOOP.format("torch.cuda.empty_cache()"), ["SYNC-IN-STEP"]),
-    (LOOP.format("for group in groups: dist.barrier()"), []),
-    (LOOP.format("dist.barrier()"), ["STEP-COLLECTIVE"]),
     # One rank writes, or each its own file, or they take turns.
-    (SAVING.format("if rank == 0: save()"), []),
     (SAVING.format("save()"), ["RANK-FILES"]),
-    (f"{FORM}torch.save(state, f'model-{{rank}}.pt')\n", []),
     (f"{FORM}if rank != 0: dist.barrier()\ndata = CIFAR10(download=True)\n"
      "if rank == 0: dist.barrier()\n", []),
-    (f"{FORM}data = torchvision.datasets.CIFAR10('.', download=True)\n", ["RANK-FILES"]),
     # The GPU of a rank: by its number on the node.
     ('rank = int(os.environ["RANK"])\ntorch.cuda.set_device(rank)\n', ["RANK-DEVICE"]),
-    ('torch.cuda.set_device(int(os.environ["SLURM_PROCID"]))\n', ["RANK-DEVICE"]),
     ('rank = int(os.environ["LOCAL_RANK"])\ntorch.cuda.set_device(rank)\n', []),
-    (f"{OWN_GPU}model.cuda(rank)\n", ["RANK-DEVICE"]),
     (f"{OWN_GPU}net = DDP(net, device_ids=[rank])\nx.to(device)\n", ["RANK-DEVICE"]),
-    (f"{OWN_GPU}model.cuda(rank % 4)\n", []),
     # DDP's forward is a collective call where the model has buffers.
     ("model = DDP(net)\nif rank == 0:\n    model(x)\n", ["RANK-COLLECTIVE"]),
     ("model = DDP(net)\nif rank == 0:\n    model.module(x)\n", []),
-    ("net = nn.parallel.DistributedDataParallel(net)\nif is_main:\n    y = net(x)\n"
-     "else:\n    net(x)\n", []),
     ("model = DDP(net)\nfor x in data:\n    with model.no_sync():\n        f(x).backward()\n"
      "    if i % 4 == 0:\n        optimizer.step()\n", []),
     ("kwargs = DistributedDataParallelKwargs(find_unused_parameters=True)\n",
      ["UNUSED-PARAMETERS"]),
-    (f"{FORM}loader = DataLoader(data, 32, False, None, None, workers)\n", []),
-    (f"{FORM}loader = torch.utils.data.DataLoader(data, batch_size=32)\n", ["NO-WORKERS"]),
 ])  # fmt: skip
 def test_what_costs_each_step_or_fails_on_a_second_node(text, rules):
     assert found(HEAD + text) == rules
 
 
 @pytest.mark.parametrize(("text", "rules"), [
-    (f"{FORM}model.cuda(0)\n", ["GPU-ZERO"]),
     (f"{FORM}model.to('cuda:0')\n", ["GPU-ZERO"]),
     (f"{FORM}fully_shard(model)\nmodel.to_empty(device=torch.device('cuda'))\n", []),
-    (f"{FORM}mesh = init_device_mesh('cuda', (8,))\nmodel.to('cuda')\n", []),
     ("model = DDP(model)\nloss.backward()\n", []),
     ("loss.backward()\n", ["NO-SEED"]),
 ])  # fmt: skip
@@ -198,11 +179,7 @@ def test_a_finding_names_its_line_and_another_language_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("text", "variables"), [
     (FORM, ["MASTER_ADDR", "WORLD_SIZE"]),
-    ("if __name__ == '__main__':\n    init_process_group('nccl', init_method='env://')\n",
-     ["MASTER_ADDR", "WORLD_SIZE"]),
     ("dist.init_process_group('nccl', rank=r, world_size=n)\n", ["MASTER_ADDR"]),
-    ("dist.init_process_group('nccl', 'tcp://n1:29500')\n", []),
-    ("dist.init_process_group(**options)\n", []),
     ("def setup():\n    dist.init_process_group()\nif args.distributed:\n    setup()\n", []),
     ("def f():\n    if not many:\n        return\n    dist.init_process_group()\nf()\n", []),
 ])  # fmt: skip
