@@ -61,10 +61,8 @@ def test_what_is_near_its_limit_passes_and_the_rest_is_warned_of(tmp_path):
 @pytest.mark.parametrize(
     ("gauges", "verdict"),
     [
-        ({"gpu_utilisation": gauge(0.9, 0.9)}, {"GPU in use": "pass"}),
         ({"power_w": gauge(390, 390)}, {}),  # of a board that tells no limit
         ({"gpu_utilisation": gauge(0.9, None)}, {}),  # of one rank
-        ({}, {}),
     ],
 )
 def test_a_row_is_there_only_where_all_of_it_was_measured(tmp_path, gauges, verdict):
@@ -93,7 +91,7 @@ def test_the_best_loader_setting_may_leave_a_step_waiting_for_less_than_5_per_ce
 
 
 @pytest.mark.parametrize(
-    ("num_nodes", "gb_per_s", "verdict"), [(2, 13.0, "pass"), (2, 12.0, "warn"), (1, 13.0, None)]
+    ("num_nodes", "gb_per_s", "verdict"), [(2, 13.0, "pass"), (2, 12.0, "warn")]
 )
 def test_an_all_reduce_between_nodes_reaches_100_gigabits(tmp_path, num_nodes, gb_per_s, verdict):
     # Of two ranks busbw is algbw: what is sent is the message.

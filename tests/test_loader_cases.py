@@ -79,7 +79,8 @@ def test_an_epoch_may_end_within_a_batch(group):
     ("share", "says"), [("own", "{'each_sample_once': True}"), ("same", "came 2 times")]
 )
 def test_ranks_count_their_samples_together(share, says, tmp_path, run_ranks):
-    ended = run_ranks([["-c", CHILD, share]] * 2, tmp_path)
+    (tmp_path / "child.py").write_text(CHILD)
+    ended = run_ranks([["child.py", share]] * 2, tmp_path)
     assert [rank.returncode for rank in ended] == [0, 0], ended
     assert all(says in rank.stdout for rank in ended)
 
@@ -98,17 +99,12 @@ def test_a_loader_with_workers_goes_on_over_epochs(group):
     assert [worker.pid for worker in batches._workers] == workers
 
 
-PLAIN = {
-    "num_workers": 0, "pin_memory": False, "persistent_workers": False, "prefetch_factor": None
-}  # fmt: skip
 PIPED = {"num_workers": 2, "pin_memory": True, "persistent_workers": True, "prefetch_factor": 4}
 
 
 @pytest.mark.parametrize(
     ("options", "device", "ignored"),
     [
-        (PLAIN, "cpu", set()),
-        (PIPED, "cuda", {"persistent_workers"}),
         (PIPED, "cpu", {"persistent_workers", "pin_memory"}),
         (PIPED | {"num_workers": 0}, "cuda", {"persistent_workers", "prefetch_factor"}),
     ],

@@ -37,7 +37,6 @@ def needed(monkeypatch, measured, **changes):
     [
         ({"local_batch": 64}, [], None),
         ({"local_batch": 64}, [((64, 1, "bf16"), held(24)), ((64, 1, "bf16"), held(25))], 25),
-        ({"local_batch": 48}, [((64, 1, "bf16"), held(24))], None),
         ({"local_batch": 64}, [((64, 1, "fp32"), held(24))], None),
         (
             {"local_batch": 128, "factors": {"accumulation": [4]}},
@@ -59,14 +58,10 @@ def test_only_what_is_like_the_newest_counts(monkeypatch):
     assert (need.peak_bytes, need.devices) == (30 * GB, "H100")
 
 
-def planned(monkeypatch, **changes):
-    monkeypatch.setattr(plan_cli, "read_memory", lambda *_, **__: {})
-    return needs(campaign_of(**changes), None, is_gpu=True)
-
-
 def test_a_plan_has_each_step_once_with_the_sizes_that_take_it(monkeypatch):
+    monkeypatch.setattr(plan_cli, "read_memory", lambda *_, **__: {})
     asked = {"studies": ["strong", "weak"], "world_sizes": [4, 8]}
-    found = planned(monkeypatch, factors={"accumulation": [1, 4]}, **asked)
+    found = needs(campaign_of(factors={"accumulation": [1, 4]}, **asked), None, is_gpu=True)
     names = ("world_sizes", "local_batch", "accumulation")
     assert [tuple(need.step[name] for name in names) for need in found] == [
         ([4], 256, 1),
@@ -74,11 +69,6 @@ def test_a_plan_has_each_step_once_with_the_sizes_that_take_it(monkeypatch):
         ([4], 256, 4),
         ([4, 8], 128, 4),
     ]
-
-
-def test_ranks_that_share_their_parameters_are_not_compared_across_world_sizes(monkeypatch):
-    found = planned(monkeypatch, studies=["weak"], factors={"strategy": ["fsdp"]})
-    assert [need.step["settings"]["world_size"] for need in found] == [1, 2, 4, 8]
 
 
 def on_gpu(root, local_batch, gb):

@@ -61,7 +61,6 @@ def test_a_cpu_an_unknown_device_and_a_missing_driver_give_nothing(library, monk
     other = SimpleNamespace(uuid="other")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: other)
     assert nvidia.slowdowns(CUDA) == []
-    assert library.opened == library.closed == 2
 
     def refuse():
         raise library.NVMLError
@@ -138,11 +137,5 @@ def test_a_gpu_that_torch_cannot_name_to_amdsmi_has_no_readings(rocm, monkeypatc
         warnings.warn("Cannot translate HIP ID 1 to AMD SMI ID", stacklevel=1)
         return 50
 
-    def lack(device):
-        raise ModuleNotFoundError("amdsmi does not seem to be installed")
-
-    for wrong in (warn, lack):
-        monkeypatch.setattr(torch.cuda, "utilization", wrong)
-        assert telemetry.open_amd(CUDA) is None
-    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "utilization", warn)
     assert telemetry.open_amd(CUDA) is None

@@ -43,13 +43,6 @@ def test_intervals_need_the_launches_of_all_sizes_and_not_only_of_the_missing_on
     assert "Intervals need --repeats 3: about 7 min." in said  # seven launches of 60 s
 
 
-def test_the_time_of_own_tests_is_unknown_until_one_has_ended():
-    own = Campaign.model_validate(CAMPAIGN | {"studies": [], "tests": ["bench"], "repeats": 1})
-    said = summary(own, plan(own), {})
-    assert "The time needed is unknown until the first case has ended on this machine." in said
-    assert "Intervals" not in said
-
-
 def stamp(at_s):
     return datetime.fromtimestamp(at_s, UTC).isoformat()
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 HANG_S = 120
 
 SCRIPT = """
-import atexit, ctypes, threading, time
+import ctypes, threading, time
 from pathlib import Path
 from lockstep.ranks.watchdog import Watchdog
 
@@ -58,9 +58,7 @@ def test_without_a_file_the_stacks_go_to_standard_error_whatever_stands_in_its_p
     "deed",
     [
         "watchdog.disarm()",
-        "watchdog.close()",
         "watchdog.arm(600)",  # the latest counts
-        "watchdog.close(600)",
         # What the first guard holds must not warn of it where the second takes its place.
         "import warnings; warnings.simplefilter('always')\n" + 2 * "watchdog.close(600)\n",
     ],
@@ -76,11 +74,10 @@ def test_who_ends_in_time_ends_well_and_says_nothing(tmp_path, deed):
 @pytest.mark.parametrize(
     "deed",
     [
-        "atexit.register(overrun)",
         "threading.Thread(target=overrun).start()",
         "class Slow:\n    __del__ = lambda self: overrun()\nslow = Slow()",
     ],
-    ids=["hook", "thread", "destructor"],
+    ids=["thread", "destructor"],
 )
 def test_who_hangs_at_its_end_is_ended_with_its_stacks_on_standard_error(tmp_path, deed):
     path = stacks_file(tmp_path / "journal.jsonl", 1)
@@ -115,7 +112,6 @@ def test_an_empty_file_and_an_empty_folder_are_removed(folder):
     other.unlink()
     second.close()
     assert not folder.parent.exists()
-    second.close()  # a second time does no harm
 
 
 def settings(timeout_s):
@@ -125,9 +121,7 @@ def settings(timeout_s):
     return made
 
 
-@pytest.mark.parametrize(
-    ("timeout_s", "patience_s"), [(0.5, 60.0), (20.0, 60.0), (20.5, 61.5), (300.0, 900.0)]
-)
+@pytest.mark.parametrize(("timeout_s", "patience_s"), [(20.0, 60.0), (20.5, 61.5)])
 def test_outside_a_case_a_rank_may_take_three_time_outs_and_a_minute_at_least(
     timeout_s, patience_s
 ):
@@ -135,25 +129,3 @@ def test_outside_a_case_a_rank_may_take_three_time_outs_and_a_minute_at_least(
     # A single process may be a notebook, where nothing may be left to end it.
     assert session.end_s(settings(timeout_s), Placement()) is None
     assert session.end_s(settings(timeout_s), Placement(1, 1, 2, 2)) == patience_s
-
-
-@pytest.mark.slow
-def test_a_process_that_could_not_join_is_not_ended_later(tmp_path):
-    deed = """
-from lockstep.launch import session; from lockstep.ranks import process_group as world
-session.MIN_PATIENCE_S = 0.1
-def fail(*args, **kwargs):
-    raise RuntimeError("no GPU")
-world.join = fail
-class Settings:
-    timeout_s = budget_s = 0.01
-    device = threads_per_rank = None
-try:
-    session.join(Settings())
-except RuntimeError:
-    overrun = lambda: time.sleep(0.5 + {grace_s})
-overrun()
-print("goes on")
-"""
-    ended = run(tmp_path, deed.format(grace_s=GRACE_S))
-    assert (ended.returncode, ended.stdout) == (0, "goes on\n")
