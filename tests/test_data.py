@@ -252,10 +252,3 @@ def test_digits_are_split_the_same_way_each_time():
     inputs, labels = next(iter(DataLoader(splits.train, batch_size=1440)))
     assert inputs.shape == (1440, 64)
     assert (inputs.min(), labels.bincount().min() > 100) == (-1, True)
-
-
-def test_synthetic_data_has_the_form_of_any_workload():
-    splits = data.load("synthetic", Path("unused"), workloads.make("gpt:seq=6"), False, 8)
-    assert len(splits.train) == 8
-    assert len(splits.validation) == 2
-    assert splits.train[0][0].shape == (6,)

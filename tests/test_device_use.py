@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from data.report_samples import document, full_tree, record, write
+from data.report_samples import document, record, write
 
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather
@@ -59,18 +59,6 @@ def test_what_is_near_its_limit_passes_and_the_rest_is_warned_of(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("gauges", "verdict"),
-    [
-        ({"power_w": gauge(390, 390)}, {}),  # of a board that tells no limit
-        ({"gpu_utilisation": gauge(0.9, None)}, {}),  # of one rank
-    ],
-)
-def test_a_row_is_there_only_where_all_of_it_was_measured(tmp_path, gauges, verdict):
-    found = health(gpu_ladder(tmp_path, **gauges))
-    assert {name: row[0] for name, row in found.items()} == verdict
-
-
-@pytest.mark.parametrize(
     ("idle", "launches", "verdict"),
     [(0.03, 3, "pass"), (0.3, 3, "warn"), (0.03, 1, "not shown")],
 )
@@ -106,7 +94,3 @@ def test_an_all_reduce_between_nodes_reaches_100_gigabits(tmp_path, num_nodes, g
     write(tmp_path, document("w2-r0", 2, cases, num_nodes=num_nodes))
     found = health(gather([tmp_path])).get("all_reduce between nodes, busbw")
     assert (found and found[0]) == verdict
-
-
-def test_a_result_of_cpus_has_no_such_section(tmp_path):
-    assert health(gather([full_tree(tmp_path, device="cpu")])) == {}

@@ -117,17 +117,6 @@ def test_a_slow_beginning_is_a_drift_and_no_cause(again):
     assert not found.named
 
 
-@pytest.mark.parametrize("first", [13, 60])
-@pytest.mark.parametrize("longer", [0.5, 2])
-def test_a_slow_beginning_that_one_variant_has_more_of_is_no_cause_either(first, longer):
-    def extra_s(number):  # put back after two laps of four variants
-        return longer * STEP_S if number % (8 * LAP) < first else 0.0
-
-    for seed in range(5):
-        found = judge([Made(extra_s).turns(100, seed=seed)], again=2 * LAP)
-        assert not [share for share in found.named if share.cause != "fixed"]
-
-
 def test_equal_turns_seldom_seem_to_drift():
     found = [split_at_change(Made().turns(50, seed=seed), 20)[1] for seed in range(200)]
     assert sum(one is not None for one in found) <= 2

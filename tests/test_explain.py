@@ -7,7 +7,6 @@ import pytest
 import torch
 from test_snapshot import exact
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
 from lockstep.measure.causes.card import KINDS as BOUND
@@ -86,21 +85,6 @@ def test_batches_show_what_the_step_waits_for(tmp_path, step, batches, variants)
     assert script.optimizer.state_dict() == Script().optimizer.state_dict()
     assert set(record["rank_variant_s"]) == variants | {"running", "draw"}
     assert [note["kind"] for note in record["notes"]] == ["alone"]
-
-
-@pytest.mark.slow
-def test_an_epoch_whose_workers_persist_goes_on_with_the_same_batches():
-    def losses(asks):
-        torch.manual_seed(0)
-        data, script, seen = TensorDataset(torch.randn(24, 8)), Script(), []
-        loader = DataLoader(data, 4, shuffle=True, num_workers=1, persistent_workers=True)
-        for number, (batch,) in enumerate(loader):
-            seen.append(script.step(batch))
-            if asks and number == 1:
-                asked(lambda drawn: script.step(drawn[0]), batches=loader)
-        return seen
-
-    assert losses(asks=True) == losses(asks=False)
 
 
 def test_a_step_that_fails_leaves_nothing_behind():

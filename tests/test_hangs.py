@@ -72,13 +72,6 @@ def test_a_thread_that_outlives_a_launch_of_one_rank_costs_no_case_and_is_report
             1,
         ),
         (
-            "late",
-            "1",
-            r"rank 1 on \S+ \(cpu\) did not reach the end of the launch; see the log of that rank$",
-            [70, 1],
-            3,
-        ),
-        (
             "internal",
             "1",
             r"rank 1 on \S+: an error occurred outside a case: RuntimeError: DataLoader worker "

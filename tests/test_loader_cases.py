@@ -97,19 +97,3 @@ def test_a_loader_with_workers_goes_on_over_epochs(group):
     indices = [index for batch in later for index in batch][8:]
     assert [sorted(indices[k : k + 10]) for k in (0, 10, 20, 30)] == [list(range(10))] * 4
     assert [worker.pid for worker in batches._workers] == workers
-
-
-PIPED = {"num_workers": 2, "pin_memory": True, "persistent_workers": True, "prefetch_factor": 4}
-
-
-@pytest.mark.parametrize(
-    ("options", "device", "ignored"),
-    [
-        (PIPED, "cpu", {"persistent_workers", "pin_memory"}),
-        (PIPED | {"num_workers": 0}, "cuda", {"persistent_workers", "prefetch_factor"}),
-    ],
-)
-def test_options_without_effect_are_left_out_with_their_reason(options, device, ignored):
-    found = loader_cases._ignored(options, torch.device(device))
-    assert set(found) == ignored
-    assert all(found.values())

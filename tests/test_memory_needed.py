@@ -1,14 +1,11 @@
 """What memory the batches of a plan took, where other campaigns measured them."""
 
-import json
-
 import pytest
 import stand_ins
 from data.job_samples import SITE_FILE, campaign_of
 from data.report_samples import document, record, write
 from measured import write_campaign
 
-from lockstep.report.load.reading import gather
 from lockstep.slurm.submit import plan_cli
 from lockstep.slurm.submit.plan_cli import Measured, needs, step_of
 
@@ -109,15 +106,3 @@ def test_a_plan_has_batch_memory_and_accumulation_of_each_size(tmp_path):
     ]
     assert "Memory is the peak of a rank on H100, which has 80.0 GB." in lines
     assert max(map(len, lines)) <= 80
-
-
-def test_a_plan_on_cpus_has_the_peaks_that_were_really_measured(measured, tmp_path):
-    asked = {"studies": ["weak"], "size": "smoke", "device": "cpu", "world_sizes": [1, 2]}
-    said = plan(tmp_path, f"--to {measured} --json", **asked, local_batch=64)
-    (found,) = json.loads(said)["memory"]
-    rows = gather([measured / "batch", measured / "fp32"]).rows
-    like = [row for row in rows if row.local_batch == 64 and row.precision == "fp32"]
-    assert found["peak_bytes"] == max(row.peak_memory_bytes for row in like)
-    assert found["total_bytes"] is None
-    said = plan(tmp_path, f"--to {measured} --json", **asked | {"device": "cuda"}, local_batch=64)
-    assert json.loads(said)["memory"][0]["peak_bytes"] is None  # what CPUs held is nothing to a GPU

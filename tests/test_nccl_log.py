@@ -41,13 +41,8 @@ nRanks 04
 x2:7:9 [0] NCCL INFO Channel 00/0 : 2[c1000] -> 3[c6000] via SHM/direct/direct comm 0x7f00aa \
 nRanks 04
 """
-RCCL_2_27 = """[2026-05-02 09:00:00] x1:7:7 [0] NCCL INFO RCCL version : 2.27.7-HEAD:0d2c4fd
-HIP version  : 7.2.26015-fc0010cf6a
-x1:7:9 [0] NCCL INFO NET/IB : Using [0]={[0] rdma0:1/RoCE, [1] rdma1:1/RoCE} [RO]; OOB eno1:1.1<0>
-x1:7:9 [0] NCCL INFO Using network IBext_v8
-x1:7:9 [0] NCCL INFO Channel 00/0 : 4095[7] -> 0[0] [receive] via NET/IBext_v8/0/GDRDMA/Shared \
-comm 0x9bbf3b0 nRanks 4096 busId d6000
-"""
+
+
 # libfabric without the machine's own provider is TCP under another name.
 LIBFABRIC_OVER_TCP = """n1:9:9 [0] NCCL INFO NET/OFI Selected provider is tcp;ofi_rxm, fabric is eth
 n1:9:9 [0] NCCL INFO Using network Libfabric
@@ -79,12 +74,8 @@ n2:9:9 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [receive] via NET/IB/0/GDRDMA
              Link(2, 3, "SHM")),
             (), ("NCCL_IB_DISABLE=1", "NCCL_P2P_LEVEL=SYS", "NCCL_SOCKET_IFNAME=hsn"),
         )),
-        (RCCL_2_27, NcclLog(
-            "2.27.7", ("IBext_v8",), ("rdma0:1/RoCE", "rdma1:1/RoCE"),
-            (Link(4095, 0, "NET/IBext_v8/GDRDMA"),),
-        )),
     ],
-    ids=["2.19", "2.27", "RCCL 2.18", "RCCL 2.27"],
+    ids=["2.19", "2.27", "RCCL 2.18"],
 )  # fmt: skip
 def test_what_a_release_says(text, expected):
     assert nccl_log.parse(text) == expected

@@ -7,7 +7,6 @@ from statistics import median
 
 import pytest
 import torch
-from data.report_samples import document, record, write
 from torch import nn
 
 from lockstep.core.record import KEY
@@ -110,15 +109,3 @@ def test_phases_of_accumulated_batches_add_up():
     )
     assert min(found["forward"]) > 0.002
     assert marks.turn_seconds(0) == {}
-
-
-def test_the_table_of_buckets_says_when_the_first_all_reduce_begins(tmp_path):
-    def case(cap, seconds):
-        factors = {"workload": "mlp", "bucket_cap_mb": cap}
-        details = {"first_reduce_s": seconds, "bucket_lead_s": [0.0]}
-        return record("bucket", 2, factors=factors, details=details)
-
-    cases = {"bucket[1]": case(1, 0.002), "bucket[25]": case(25, 0.009)}
-    write(tmp_path, document("w2-r0", 2, cases))
-    series = series_of(load([tmp_path]).rows)
-    assert [row["first_reduce_s"] for row in table(series)] == [0.002, 0.009]

@@ -175,24 +175,6 @@ def test_the_page_has_the_roofline_of_profiles_in_the_results_folder(panel, tmp_
     assert "GPU of the future" in panel("roofline")["lead"][1]
 
 
-def test_the_page_has_the_table_that_the_terminal_prints_of_each_profile(panel, tmp_path):
-    (folder := tmp_path / "profiles" / "nsys-8").mkdir()
-    write_sqlite(folder / "step-1-rank-3.sqlite")
-    (folder / "stats.csv").write_text(STATS)
-    (folder / "step-1-rank-4.sqlite").write_text("rubbish")
-    made = panel("profiles")
-    unread, busy = made["lead"][1:]
-    assert unread.startswith("Not read: step-1-rank-4.sqlite: ")
-    assert "compute 60.0 %" in busy
-    (recorded,) = made["tables"]
-    assert recorded["caption"] == "Nsight Systems, nsys-8/step-1"
-    assert [column["label"] for column in recorded["columns"]] == ["Part", "rank 3"]
-    assert "The largest loss is communication: 20.0 % of a step of 100 ms" in recorded["note"]
-    printed = ask(tmp_path / "profiles" / "nsys-8" / "step-1-rank-3.sqlite").output.splitlines()
-    for line, row in zip(printed[1:], recorded["rows"], strict=False):
-        assert line.split() == " ".join(row).split()
-
-
 def ask(*words):
     return CliRunner().invoke(explain, [str(word) for word in words], standalone_mode=False)
 

@@ -2,7 +2,7 @@ from datetime import UTC, datetime
 
 from lockstep.campaign.campaign import Campaign, Launch, plan
 from lockstep.campaign.folder import Folder
-from lockstep.campaign.progress import TimeLeft, estimate, summary
+from lockstep.campaign.progress import TimeLeft, estimate
 from lockstep.core.journal import Journal
 from lockstep.core.processes import hostname
 
@@ -33,14 +33,6 @@ def test_what_launches_take_is_told_by_earlier_ones_on_this_host(tmp_path):
     before.journal("w2-r0").write_text("not JSON\n{}\n")
     needed = estimate(own, folder, launches)
     assert set(needed.values()) == {30.0 + 8.0 * own.num_cases()}
-
-
-def test_intervals_need_the_launches_of_all_sizes_and_not_only_of_the_missing_one():
-    own = Campaign.model_validate(CAMPAIGN | {"world_sizes": [1, 2, 4], "repeats": 1})
-    (missing,) = (launch for launch in plan(own) if launch.world_size == 4)
-    said = summary(own, [missing], {missing.name: 60.0})
-    assert "The time needed is about 60 s, " in said
-    assert "Intervals need --repeats 3: about 7 min." in said  # seven launches of 60 s
 
 
 def stamp(at_s):

@@ -13,7 +13,7 @@ import pytest
 from commands import finish
 from hypothesis import given
 from hypothesis import strategies as st
-from launched import copy_suite, store
+from launched import copy_suite
 
 from lockstep.core import journal
 from lockstep.core.processes import hostname
@@ -336,47 +336,6 @@ def test_two_measured_tests_of_one_name_are_refused():
     launch_options.refuse_tests([], [one, other, one], 1)
     with pytest.raises(ValueError, match=r"^a.py::test_x and b.py::test_x have the same name"):
         launch_options.refuse_tests([], [one, other, item("b")], 1)
-
-
-PARTING = """
-DOES = os.environ["DOES"].split()[int(os.environ["RANK"])]
-
-@pytest.mark.cases("weak")
-def test_first(lockstep, request, workload, precision, local_batch):
-    measure(lockstep)
-    if DOES == "other":
-        items = request.session.items
-        items[1:] = reversed(items[1:])
-
-@pytest.mark.cases("weak")
-def test_second(lockstep, workload, precision, local_batch):
-    measure(lockstep)
-
-@pytest.mark.cases("weak")
-def test_third(lockstep, workload, precision, local_batch):
-    measure(lockstep)
-"""
-
-
-@pytest.mark.chaos
-def test_ranks_that_run_other_cases_end_alike_before_one_is_measured(run_ranks, tmp_path):
-    arguments = [*own_cases(tmp_path, MEASURE + PARTING), "--comm-timeout=3", "--case-budget=20"]
-    with store(tmp_path) as (address, _):
-        variables = {"LOCKSTEP_STORE": address, "LOCKSTEP_STORE_PREFIX": "launch"}
-        ended = run_ranks(
-            [arguments] * 3,
-            tmp_path,
-            PYTHONPATH=str(tmp_path),
-            DOES="waits waits other",
-            **variables,
-        )
-    assert [rank.returncode for rank in ended] == [76] * 3, ended[0].stdout
-    assert re.search(
-        r"rank 2 on \S+ \(cpu.*\) is at \S+::test_third\[\S+ while rank 0 is at "
-        r"\S+::test_second\[",
-        ended[0].stdout,
-    )
-    assert list(kept(tmp_path, "case")) == ["test_first"]
 
 
 BROKEN_DEVICE = """

@@ -113,18 +113,6 @@ def test_an_interrupted_accumulation_goes_on():
     assert gradient.tolist() == [[2.0] * 4]
 
 
-def test_a_sparse_gradient_is_put_back():
-    table = nn.Embedding(9, 2, sparse=True)
-    step = lambda: table(torch.tensor([1, 2])).sum().backward()  # noqa: E731
-    step()
-    before = table.weight.grad.to_dense()
-    snapshot = Snapshot(reach(step=step))
-    for _ in range(2):
-        step()
-        snapshot.restore()
-        assert table.weight.grad.to_dense().equal(before)
-
-
 def test_large_data_are_put_back_where_they_fit_and_named_where_not(monkeypatch):
     tensor, array = torch.zeros(2**20), np.zeros(2**20)  # 4 and 8 MiB
 

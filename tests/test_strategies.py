@@ -5,18 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from data.report_samples import document, record, write
 from launched import printed_by_two
 
 from lockstep.core import factors, sizes, studies
 from lockstep.measure.step import step_cases
 from lockstep.measure.step.train_step import StepConfig
-from lockstep.report.compute.alternatives import rank
 from lockstep.report.compute.evaluation import evaluate
-from lockstep.report.compute.scaling import series_of
-from lockstep.report.load.reading import gather, load
-from lockstep.report.page.curves import ladder_panel
-from lockstep.report.words.ranking_card import lines
+from lockstep.report.load.reading import gather
 
 ROOT = Path(__file__).parents[1]
 # Run by two processes: what each configuration trains to, and what it holds meanwhile.
@@ -78,27 +73,6 @@ def test_what_ddp_alone_has_is_no_study_of_fsdp():
     assert "strategy" not in studies.rows("bucket", size)[0]
     with pytest.raises(ValueError, match="no study has all of the factors bucket_cap_mb, strategy"):
         factors.study_of(["bucket_cap_mb", "strategy"], [], size)
-
-
-def test_time_and_memory_of_strategies_stand_side_by_side(tmp_path):
-    for launch in range(3):
-        cases = {
-            f"test_weak_scaling[strategy={name}]": record(
-                "weak", 2, step_s=step_s * (1 + launch / 100), peak_memory_bytes=[held, held],
-                factors={"workload": "mlp", "strategy": name},
-            )
-            for name, step_s, held in (("fsdp", 0.12, 10**9), ("ddp", 0.1, 3 * 10**9))
-        }  # fmt: skip
-        write(tmp_path, document(f"w2-r{launch}", 2, cases, repeat=launch))
-    series = series_of(load([tmp_path]).rows)
-    table = ladder_panel("weak", series, 0.7, "Rank-hours", {})["tables"][0]
-    columns = [column["label"] for column in table["columns"]]
-    found = {row[0]: dict(zip(columns, row, strict=True)) for row in table["rows"]}
-    assert {name: row["Memory"] for name, row in found.items()} == {"ddp": "3.00", "fsdp": "1.00"}
-    assert found["fsdp"]["Ratio"] == "0.83"
-    (ranking,) = rank(series, ["strategy"])
-    assert [place.point.peak_memory_bytes for place in ranking.places] == [3 * 10**9, 10**9]
-    assert "1.00 GB" in lines(ranking)[3]
 
 
 def test_want_of_memory_names_what_helps():

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -174,12 +173,6 @@ def test_the_time_to_an_accuracy_is_that_of_the_first_epoch_that_has_it():
     assert times == [1.0, 3.0, None, None]
 
 
-def test_the_phases_of_an_epoch_are_parts_of_its_time(tmp_path):
-    for row in train(tmp_path / "run").rows:
-        assert 0 < row.data_s + row.forward_s + row.backward_s < row.time_s
-        assert 0 < row.communication_s < row.backward_s
-
-
 @pytest.mark.slow
 def test_a_run_is_recorded_in_full_and_goes_on(tmp_path):
     options = "--epochs 3 --scheduler cosine --lr 0.05 --lr-scale linear --base-batch 60"
@@ -335,11 +328,6 @@ def test_tasks_that_srun_started_without_a_launcher_do_not_each_train_alone(tmp_
     with pytest.raises(ValueError, match="srun started 2 tasks, but LOCKSTEP_LAUNCHER is not set"):
         run(cli.train, *options)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_commands_start_without_torch():
-    code = "import sys, lockstep.trainer.training_cli; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -88,16 +88,3 @@ def test_waits_for_a_core_that_another_process_has_are_counted():
         neighbour.wait()
         os.sched_setaffinity(0, cores)
     assert 0 < running_s < 0.8 * taken_s
-
-
-@pytest.mark.parametrize(
-    ("leads", "buckets", "found"),
-    [
-        ([(3.0, 4), (2.0, 4), (0.0, 8)], [8, 8], [2.0, 0.0]),
-        ([(3.0, 4), (2.0, 8), (0.0, 4)], [8, 8], [2.0, 0.0]),  # one that lies across two
-        ([(1.0, 4), (0.0, 4)], [0, 8], [1.0, 0.0]),  # a bucket takes at least one
-        ([], [4], [0.0]),
-    ],
-)
-def test_a_bucket_is_ready_when_its_last_gradient_is(leads, buckets, found):
-    assert variants._fill(leads, buckets) == found

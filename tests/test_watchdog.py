@@ -1,6 +1,5 @@
 """The watchdog: processes that overrun end by it, those that do not are left alone."""
 
-import faulthandler
 import os
 import signal
 import sys
@@ -12,7 +11,7 @@ from commands import finish
 from lockstep.launch import session
 from lockstep.launch.options import Settings
 from lockstep.ranks.placement import Placement
-from lockstep.ranks.watchdog import GRACE_S, Watchdog, stacks_file
+from lockstep.ranks.watchdog import GRACE_S, stacks_file
 
 ROOT = Path(__file__).parents[1]
 # Far beyond the bound, so that a process that its watchdog forgot is told from a slow machine.
@@ -93,25 +92,6 @@ def test_who_hangs_once_python_has_ended_is_ended_by_the_kernel(tmp_path):
     hang = "c = ctypes.CDLL(None); c.__cxa_atexit(c.pause, None, None)"
     ended = run(tmp_path, f"{hang}\nwatchdog.close(0.1)")
     assert (ended.returncode, ended.stdout) == (-signal.SIGALRM, "")
-
-
-@pytest.fixture
-def folder(tmp_path):
-    path = stacks_file(tmp_path / "journal.jsonl", 1)
-    path.parent.mkdir()
-    yield path
-    faulthandler.cancel_dump_traceback_later()
-
-
-def test_an_empty_file_and_an_empty_folder_are_removed(folder):
-    other = folder.with_name("other.txt")
-    other.write_text("stacks")
-    first, second = Watchdog(folder), Watchdog(folder.with_name("second.txt"))
-    first.close()
-    assert sorted(folder.parent.iterdir()) == [other, folder.with_name("second.txt")]
-    other.unlink()
-    second.close()
-    assert not folder.parent.exists()
 
 
 def settings(timeout_s):
