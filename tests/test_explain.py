@@ -70,10 +70,9 @@ def asked(step, **options):
     ("step", "batches", "variants"),
     [
         ("step", [torch.ones(4, 8)], {"full", "resident", "own", "half"}),
-        ("step", [torch.ones(5, 8)], {"full", "resident", "own"}),
         ("refusing_step", [torch.ones(4, 8)], {"full", "resident", "own"}),
     ],
-    ids=["loader", "odd-batch", "step-of-one-shape"],
+    ids=["loader", "step-of-one-shape"],
 )
 def test_batches_show_what_the_step_waits_for(tmp_path, step, batches, variants):
     out = tmp_path / "record.json"

@@ -201,11 +201,8 @@ def test_a_curve_has_every_match_of_its_regex(tmp_path):
 
     assert curve(3, 2.5, 1e-3) == [3.0, 2.5, 0.001]
     assert curve(*range(programs.MAX_CURVE + 1)) == list(range(programs.MAX_CURVE))
-    for wrong in ("nan", "high"):
-        with pytest.raises(programs.RunError, match="not a finite number"):
-            curve(1, wrong)
-    with pytest.raises(ValueError, match="curve = true, which needs regex"):
-        Command.model_validate({"line": "true", "metrics": [metric | {"regex": None, "json": "a"}]})
+    with pytest.raises(programs.RunError, match="not a finite number"):
+        curve(1, "nan")
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 import time
-from itertools import pairwise
 from types import SimpleNamespace
 
 import psutil
@@ -140,14 +139,3 @@ def test_a_file_has_a_row_a_second_and_the_columns_names_once(tmp_path):
     assert len(lines) == 1 + 2 * 30
     assert lines[1:3] == ["1000.000,weak[a],250,", "1001.000,weak[a],250,"]
     assert lines[31].startswith("1000.000,weak[b],")
-
-
-def test_a_long_case_keeps_fewer_rows_and_an_unwritable_file_costs_no_result(tmp_path):
-    kept = telemetry.Timeline(["power_w"])
-    for second in range(5 * telemetry.MOST_ROWS):
-        kept.add(second, {"power_w": 250.0})
-    assert telemetry.MOST_ROWS / 2 <= len(kept.rows) <= telemetry.MOST_ROWS
-    assert {later[0] - row[0] for row, later in pairwise(kept.rows)} == {8}
-    (tmp_path / "telemetry").write_text("in the way")
-    kept.append_to(telemetry.file_of(tmp_path / "journal.jsonl", 0), "weak")
-    assert (tmp_path / "telemetry").read_text() == "in the way"

@@ -2,8 +2,7 @@
 
 As pytest-randomly does without a seed that is shared, `FAULT=shuffle` orders the cases anew on each
 rank; `FAULT=clock` sets the clock of the rank that `FAULT_RANK` names an hour ahead, and
-`FAULT=late` keeps that rank from ending once all cases are measured, and `FAULT=internal` breaks it
-between two phases of a case, where a signal's handler may raise.
+`FAULT=internal` breaks it between two phases of a case, where a signal's handler may raise.
 """
 
 import json
@@ -19,7 +18,6 @@ from lockstep.core import sizes
 sizes.shuffle = lambda items, name_of, seed: list(items)
 RANK = os.environ.get("RANK", "0")
 AHEAD_S = 3600.0
-FOREVER_S = 600.0
 # Opened now, for a rank that breaks may be unable to open any file.
 TOLD = Path(f"told-{RANK}.jsonl").open("a", encoding="utf-8", buffering=1)  # noqa: SIM115
 
@@ -34,11 +32,6 @@ if os.environ.get("FAULT") == "clock" and IS_FAULTY:
 def pytest_collection_modifyitems(items):
     if os.environ.get("FAULT") == "shuffle":
         random.Random(int(RANK)).shuffle(items)  # noqa: S311, an order is no secret
-
-
-def pytest_sessionfinish():
-    if os.environ.get("FAULT") == "late" and IS_FAULTY:
-        time.sleep(FOREVER_S)
 
 
 def pytest_runtest_logreport(report):
