@@ -216,8 +216,6 @@ def ask(sizes, how):
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 
     def step(batch):
-        if how == "by-hand":  # and not by no_sync()
-            model.require_backward_grad_sync = True
         model(batch).sum().backward()
         if how == "synced":  # as SyncBatchNorm does
             distributed.all_reduce(batch.sum())
@@ -233,7 +231,6 @@ for asked in sys.argv[1:]:
 OF_RANKS = {
     "44-plain": ({"half", "reduce"}, 0),
     "41-synced": ({"reduce"}, 1),
-    "44-by-hand": ({"reduce"}, 1),
     "44-hooked": ({"half"}, 0),  # what a hook sends is not known
 }
 

@@ -47,19 +47,6 @@ def test_a_case_that_has_taken_the_ranks_limits_away_is_ended_by_the_driver(impa
 
 @pytest.mark.chaos
 @pytest.mark.slow
-def test_a_thread_that_outlives_a_launch_of_one_rank_costs_no_case_and_is_reported(impatient):
-    ended = run(impatient, "linger")
-    assert (ended.codes, len(ended.measured), ended.num_left) == ([0], 3, 0)
-    assert re.search(
-        r"^w1-r0 is complete, but ended with an error: rank 0 on \S+ \(cpu\) did not end within "
-        r"9 s after its last case, because a thread or exit handler still runs; ",
-        ended.said,
-        re.MULTILINE,
-    )
-
-
-@pytest.mark.chaos
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "rank", "says", "codes", "num_kept"),
     [

@@ -63,17 +63,6 @@ def test_epochs_differ_in_order_and_follow_the_seed():
     assert epochs(2) != [first, second]
 
 
-def given_batches(*batches):
-    return ((None, torch.tensor(indices)) for indices in batches)
-
-
-def test_an_epoch_may_end_within_a_batch(group):
-    batches = given_batches([0, 1, 2], [3, 0, 1], [2, 3])
-    assert loader_cases._check(batches, 4, 4, CPU) == {"each_sample_once": True}
-    # What follows the epoch is for the rounds: only the batch it ends in is used up.
-    assert next(batches)[1].tolist() == [2, 3]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("share", "says"), [("own", "{'each_sample_once': True}"), ("same", "came 2 times")]

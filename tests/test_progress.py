@@ -9,13 +9,6 @@ from lockstep.core.processes import hostname
 CAMPAIGN = {"schema": 1, "name": "own", "studies": ["weak"], "world_sizes": [1, 2], "size": "smoke"}
 
 
-def test_earlier_launches_tell_the_time_left_until_these_do():
-    left = TimeLeft([Launch(1, 0), Launch(2, 0)], 0.0, {"w1-r0": 30.0, "w2-r0": 60.0})
-    assert left.left_s(10.0) == 20 + 60
-    left.end(20.0)
-    assert left.left_s(30.0) == 50
-
-
 def test_what_launches_take_is_told_by_earlier_ones_on_this_host(tmp_path):
     """A case took 8 s, and the second launch began 30 s after the first had ended."""
     own, folder = Campaign.model_validate(CAMPAIGN), tmp_path / "own"

@@ -183,7 +183,6 @@ def test_a_stop_file_ends_a_launch_in_order_and_resume_measures_the_rest(tmp_pat
 
 MEASURE = """
 import os
-import time
 import pytest
 
 def measure(lockstep):

@@ -3,7 +3,7 @@ import os
 
 import pytest
 from data.job_samples import write_lines
-from data.report_samples import CASE, document, one_launch, provenance, record, strong_tree, write
+from data.report_samples import CASE, document, one_launch, record, strong_tree, write
 
 from lockstep.core.journal import write_result
 from lockstep.core.record import KEY
@@ -21,14 +21,6 @@ def write_journal(folder, content, **header):
     head |= {"expected": [CASE, "never reached"], "document": {}} | header
     ended = [{"kind": "case", "case": b["name"], "benchmark": b} for b in content["benchmarks"]]
     write_lines(folder / "journal.jsonl", head, *ended)
-
-
-def test_a_folder_that_holds_nothing_but_a_journal_is_a_launch(tmp_path):
-    folder = tmp_path / "20261120T120000Z"
-    write_journal(folder, one_launch(), launch={"world_size": 1, "provenance": provenance()})
-    results = load([folder])
-    assert [launch.name for launch in results.launches] == [folder.name]
-    assert [row.case for row in results.rows] == [CASE]
 
 
 @pytest.mark.parametrize("journal_s", [0, 1, 2])  # a copy has any times

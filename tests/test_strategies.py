@@ -90,11 +90,8 @@ def test_want_of_memory_names_what_helps():
     ("batch", "more_collectives", "said"),
     [(33, 0, "cannot be halved"), (32, 1, "at another point of the step than the other")],
 )
-def test_what_halving_cannot_mend_names_what_else_helps(batch, more_collectives, said, monkeypatch):
-    order: list[str] = []
-
+def test_what_halving_cannot_mend_names_what_else_helps(batch, more_collectives, said):
     def exchange_all(name, own):
-        order.append("exchange")
         return [own, ["", own[1] + more_collectives]]
 
     def attempt(local_batch):
@@ -103,14 +100,11 @@ def test_what_halving_cannot_mend_names_what_else_helps(batch, more_collectives,
     world = SimpleNamespace(control=SimpleNamespace(exchange_all=exchange_all))
     cpu = torch.device("cpu")
     harness = SimpleNamespace(world=world, number=1, rank_hosts=["a", "b"], device=cpu)
-    monkeypatch.setattr(step_cases.gc, "collect", lambda: order.append("free"))
     with (
         pytest.raises(RuntimeError, match=f"rank 0 on a .*{said}") as found,
         step_cases.add_advice(batch, StepConfig(), is_strong=False),
     ):
         step_cases.fit(harness, batch, 1, attempt)
-    # Freeing waits for the device, which may be in a collective that this rank has not called.
-    assert order == ["exchange"] + ["free"] * (not more_collectives)
     for option in ("--local-batch", "accumulation=2", "activation_checkpointing=true"):
         assert option in str(found.value)
 

@@ -246,14 +246,6 @@ def test_a_run_is_not_resumed_as_another(tmp_path):
         train(tmp_path)
 
 
-def test_a_checkpoint_of_before_an_option_was_trained_with_its_default(tmp_path):
-    facts = {name: getattr(config(tmp_path), name) for name in (*plan.TRAJECTORY, "epochs")}
-    del facts["optimizer"]
-    plan.refuse_changed(tmp_path, config(tmp_path), facts, num_nodes=1)
-    with pytest.raises(ValueError, match="trained with optimizer=sgd, not adam"):
-        plan.refuse_changed(tmp_path, config(tmp_path, optimizer="adam"), facts, num_nodes=1)
-
-
 def test_a_run_stopped_within_an_epoch_is_kept_and_not_gone_on_from(tmp_path):
     stopped = train(tmp_path / "run", max_steps=15)
     assert [row.steps for row in stopped.rows] == [12, 3]

@@ -96,7 +96,6 @@ def test_the_threads_of_a_rank(monkeypatch, environ, ranks_per_node, threads):
         ({}, 64),
         ({"LOCAL_WORLD_SIZE": "4", "SLURM_NTASKS_PER_NODE": "1"}, 4),
         ({"SLURM_STEP_NUM_TASKS": "64", "SLURM_NTASKS_PER_NODE": "8"}, 8),
-        ({"SLURM_STEP_NUM_TASKS": "64", "SLURM_NNODES": "16"}, 4),
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
     ],
 )
@@ -158,21 +157,6 @@ def test_an_interface_that_is_not_here_is_refused_and_recorded_for_the_job(tmp_p
     ):
         world.join(device="cpu", environ=environ)
     assert record.read_text() == "GLOO_SOCKET_IFNAME\n"
-
-
-@pytest.mark.parametrize(
-    ("backend", "named", "is_missing"),
-    [
-        ("nccl", "=nope,lo", False),
-        ("nccl", "^lo", False),
-        ("nccl", "nope", True),
-        ("gloo", "l", True),
-        ("gloo", "lo", False),
-    ],
-)
-def test_nccl_takes_a_prefix_for_an_interface_and_gloo_a_name(backend, named, is_missing):
-    variables = {f"{backend.upper()}_SOCKET_IFNAME": named}
-    assert bool(world._missing_interface(backend, variables)) == is_missing
 
 
 # Each of the ranks asks for a GPU that is not there, or for ranks that nobody started.

@@ -9,7 +9,6 @@ import faulthandler
 import os
 import resource
 import signal
-import threading
 import time
 from pathlib import Path
 
@@ -76,7 +75,6 @@ DEEDS = {
     "more": _more,
     "raise": _raise,
     "shape": lambda: _sum(1, numel=8),
-    "linger": lambda: threading.Thread(target=time.sleep, args=(FOREVER_S,)).start(),
     "timer": _take_timer,
     "sleep": lambda: time.sleep(FOREVER_S),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
