@@ -105,7 +105,8 @@ def test_a_file_is_on_disk_before_it_takes_the_place_of_the_old(tmp_path, monkey
     assert seen == [("new", "old"), (True, "new")]
 
 
-def test_what_a_killed_session_left_is_waited_for(tmp_path):
+def test_what_a_killed_session_left_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "LOCK_WAIT_S", 60.0)
     kept = Journal(tmp_path / "journal.jsonl")
     threading.Timer(0.3, kept.close).start()
     write(kept.path, launch("a"), case("a"))

@@ -64,7 +64,7 @@ def test_without_a_file_the_stacks_go_to_standard_error_whatever_stands_in_its_p
 )
 def test_who_ends_in_time_ends_well_and_says_nothing(tmp_path, deed):
     path = tmp_path / "stacks.txt"
-    sleep = f"watchdog.arm(0.1)\n{deed}\ntime.sleep(0.3 + {GRACE_S})"
+    sleep = f"watchdog.arm(1)\n{deed}\ntime.sleep(1.2 + {GRACE_S})"
     ended = run(tmp_path, sleep, path)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
