@@ -169,12 +169,3 @@ def test_a_launch_keeps_its_links_and_what_is_against_them(monkeypatch, capsys, 
     assert [flag.kind for flag in flags] == kinds
     assert "a path was" in capsys.readouterr().err
     assert preflight.settle(world, ["n1"], NcclLog()) == ({}, ())
-
-
-def test_slingshot_s_adapters_are_a_fabric(tmp_path):
-    (tmp_path / "cxi" / "cxi1").mkdir(parents=True)
-    port = tmp_path / "infiniband" / "mlx5_0" / "ports" / "1"
-    port.mkdir(parents=True)
-    assert network.fabrics(tmp_path) == ["cxi1"], "a port whose state is not known is not used"
-    (port / "state").write_text("4: ACTIVE")
-    assert network.fabrics(tmp_path) == ["mlx5_0", "cxi1"]
