@@ -303,12 +303,13 @@ def free_port() -> int:
 
 def printed_by_two(script: str, folder: Path) -> list[Any]:
     """Return what each of two processes prints last, a line of JSON; they meet in a file."""
+    (folder / "script.py").write_text(script)
     rendezvous = f"file://{folder / 'store'}"
     environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(sys.path)}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", script, str(rank), rendezvous],
-            stdout=subprocess.PIPE, env=environ, text=True,
+            [sys.executable, "script.py", str(rank), rendezvous],
+            cwd=folder, stdout=subprocess.PIPE, env=environ, text=True,
         )
         for rank in range(2)
     ]  # fmt: skip

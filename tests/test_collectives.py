@@ -44,7 +44,8 @@ def test_bandwidth():
 
 @pytest.mark.slow
 def test_right_results_pass_and_wrong_ones_are_caught(run_ranks, tmp_path):
-    ended = run_ranks([["-c", TWO_RANKS]] * 2, tmp_path)
+    (tmp_path / "script.py").write_text(TWO_RANKS)
+    ended = run_ranks([["script.py"]] * 2, tmp_path)
     assert [rank.returncode for rank in ended] == [0, 0], ended
     zero, one = (json.loads(rank.stdout) for rank in ended)
     assert set(zero) == set(COLLECTIVES)

@@ -1,17 +1,11 @@
 """Data sets: shapes, augmentation, and one download per shared folder whatever the ranks do."""
 
-import errno
-import fcntl
 import gzip
 import hashlib
-import json
-import os
 import pickle
-import re
 import struct
-import subprocess
-import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,58 +21,9 @@ from torch.utils.data import DataLoader
 from torchvision import datasets
 
 from lockstep import workloads
-from lockstep.core.sizes import DATA
 from lockstep.measure.loading import data, download, sample
-from lockstep.measure.loading.data import ImageDataset, MemmapImages
+from lockstep.measure.loading.data import MemmapImages
 from lockstep.trainer.training_cli import make
-
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "data.md"
-
-
-def test_the_page_of_data_sets_has_what_the_sources_have():
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.*)$", PAGE.read_text(), re.M))
-    assert sorted(rows) == sorted(DATA)
-    assert f"`{sample.FOLDER}/`" in rows[sample.NAME]
-    assert data.DIGITS_FILE.name in rows["digits"]
-    assert f"| {1797 - data.DIGITS_HELD_OUT:,} |" in rows["digits"]
-    for name, archives in download.SOURCES.items():
-        for archive in archives:
-            place = archive.path if len(archives) == 1 else f"{Path(archive.path).parent}/"
-            assert f"`{place}`" in rows[name]
-
-
-# A process that fetches a tiny MNIST from a mirror, noting each file it downloads.
-CHILD = """
-import json, os, sys, time
-from pathlib import Path
-from typing import ClassVar
-from torchvision import datasets
-from lockstep.measure.loading import data, download
-
-root, mirror, log, resources = sys.argv[1:5]
-download.SOURCES["mnist"] = tuple(
-    download.Archive(f"MNIST/raw/{name}", (mirror + name,), md5)
-    for name, md5 in json.loads(resources)
-)
-datasets.MNIST.resources = [tuple(pair) for pair in json.loads(resources)]
-fetch = datasets.mnist.download_and_extract_archive
-
-def counted(*args, **kwargs):
-    with open(log, "a") as file:
-        file.write(f"{os.getpid()}\\n")
-    time.sleep(0.1)
-    fetch(*args, **kwargs)
-
-datasets.mnist.download_and_extract_archive = counted
-print("ready", flush=True)
-sys.stdin.readline()
-try:
-    train, validation = data.torchvision_arrays("mnist", Path(root))
-except RuntimeError as error:
-    sys.exit(f"refused: {error}")
-print(json.dumps([list(train[0].shape), train[1].tolist(), list(validation[0].shape)]))
-"""
-
 
 # Port 9 is the discard service: nobody listens there.
 NOWHERE = "http://127.0.0.1:9/"
@@ -90,9 +35,12 @@ def idx(array: np.ndarray) -> bytes:
     return gzip.compress(header + array.astype(np.uint8).tobytes(), mtime=0)
 
 
-class QuietHandler(SimpleHTTPRequestHandler):
+class CountingHandler(SimpleHTTPRequestHandler):
+    asked: ClassVar[list[object]] = []
+
     def log_message(self, *args: object) -> None:
         """Keep requests out of the test's output."""
+        self.asked.append(args)
 
 
 @pytest.fixture(scope="module")
@@ -108,31 +56,11 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="module")
 def mirror(files):
     """The address of a server of those files."""
-    handler = partial(QuietHandler, directory=files)
+    handler = partial(CountingHandler, directory=files)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
-
-
-def fetch(num_processes, root, mirror, resources):
-    """Let processes fetch at the same moment; return each one's last words."""
-    arguments = [str(root), mirror, f"{root}.log", json.dumps(resources)]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "no_proxy": "127.0.0.1"}
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    processes = [
-        subprocess.Popen([sys.executable, "-c", CHILD, *arguments], text=True, env=env, **pipes)
-        for _ in range(num_processes)
-    ]
-    assert [process.stdout.readline() for process in processes] == ["ready\n"] * num_processes
-    answers = []
-    for process in processes:
-        process.stdin.write("\n")
-        process.stdin.flush()
-    for process in processes:
-        out, err = process.communicate(timeout=60)
-        answers.append((out or err).splitlines()[-1])
-    return answers
 
 
 def checksums(files):
@@ -147,45 +75,40 @@ def files_below(root):
     return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
 
 
-@pytest.mark.chaos
-@pytest.mark.slow
-def test_one_of_three_processes_downloads_and_all_find_it_complete(tmp_path, files, mirror):
-    root = tmp_path / "data"
-    answers = fetch(3, root, mirror, checksums(files))
-    expected = [[12, 1, 28, 28], [*range(10), 0, 1], [4, 1, 28, 28]]
-    assert [json.loads(answer) for answer in answers] == [expected] * 3
-    log = Path(f"{root}.log").read_text().split()
-    assert len(log) == 4
-    assert len(set(log)) == 1
-    raw = {f"MNIST/raw/{file.name}" for file in files.iterdir()}
-    unpacked = {name.removesuffix(".gz") for name in raw}
-    assert files_below(root) == raw | unpacked | {download.LOCK_NAME}
-
-
-@pytest.mark.parametrize("is_reached", [True, False])
-def test_a_wrong_checksum_and_no_network_leave_what_is_right(
-    tmp_path, monkeypatch, files, mirror, is_reached
-):
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    root, address = tmp_path / "data", mirror if is_reached else NOWHERE
-    sums = checksums(files)
-    if is_reached:
-        sums[2][1] = "0" * 32
-    archives = tuple(
+def archives_of(sums, address):
+    return tuple(
         download.Archive(f"MNIST/raw/{name}", (address + name,), md5) for name, md5 in sums
     )
+
+
+def test_one_of_three_that_ask_at_once_downloads_and_all_find_it_complete(
+    tmp_path, monkeypatch, files, mirror
+):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    sums = checksums(files)
+    monkeypatch.setitem(download.SOURCES, "mnist", archives_of(sums, mirror))
+    monkeypatch.setattr(datasets.MNIST, "resources", [tuple(pair) for pair in sums])
+    CountingHandler.asked.clear()
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda _: data.torchvision_arrays("mnist", tmp_path), range(3)))
+    for train, validation in answers:
+        assert (train[0].shape, train[1].tolist()) == ((12, 1, 28, 28), [*range(10), 0, 1])
+        assert validation[0].shape == (4, 1, 28, 28)
+    assert len(CountingHandler.asked) == len(sums)
+    raw = {f"MNIST/raw/{name}" for name, _ in sums}
+    unpacked = {name.removesuffix(".gz") for name in raw}
+    assert files_below(tmp_path) == raw | unpacked | {download.LOCK_NAME}
+
+
+def test_without_a_network_what_is_needed_is_named_with_its_place(tmp_path, files):
+    root = tmp_path / "data"
     with pytest.raises(RuntimeError) as refused:
-        download.fetch(archives, root)
+        download.fetch(archives_of(checksums(files), NOWHERE), root)
     said = str(refused.value)
-    if is_reached:
-        assert said.startswith("train-images-idx3-ubyte.gz has the MD5 checksum ")
-        assert "instead of 00000000000000000000000000000000" in said
-    else:
-        assert said.startswith(f"the data set is not in {root}, and its download failed")
-        assert said.endswith(f"into {root}/MNIST/raw")
-        assert "train-images-idx3-ubyte.gz" in said
-    right = {f"MNIST/raw/{name}" for name, _ in sums[: 2 * is_reached]}
-    assert files_below(root) == right | {download.LOCK_NAME}
+    assert said.startswith(f"the data set is not in {root}, and its download failed")
+    assert said.endswith(f"into {root}/MNIST/raw")
+    assert "train-images-idx3-ubyte.gz" in said
+    assert files_below(root) == {download.LOCK_NAME}
 
 
 CONTENT = bytes(range(256)) * 4000
@@ -234,12 +157,6 @@ def test_a_broken_download_continues_and_its_checksum_is_verified(tmp_path, monk
     assert list(tmp_path.rglob("*.part")) == []
 
 
-def test_archives_are_those_that_torchvision_looks_for():
-    (cifar,), mnist = download.SOURCES["cifar10"], download.SOURCES["mnist"]
-    assert (cifar.path, cifar.md5) == (datasets.CIFAR10.filename, datasets.CIFAR10.tgz_md5)
-    assert [(Path(file.path).name, file.md5) for file in mnist] == datasets.MNIST.resources
-
-
 def test_the_small_data_set_is_read_as_cifar10_is_and_has_the_checksum_that_is_printed(tmp_path):
     made = commands.run(make, "--to", tmp_path)
     assert made.output.endswith(f"100 images, SHA-256 {sample.SHA256}\n")
@@ -266,15 +183,6 @@ def test_a_dead_or_failed_process_leaves_nothing_that_matters(tmp_path):
     assert files_below(tmp_path) == {"images.npy", "labels.npy", download.LOCK_NAME}
 
 
-def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(RuntimeError, match="without locks"):
-        data.write_memmap(tmp_path, 4)
-
-
 def test_mapped_images_are_the_generated_ones_and_reach_workers_as_a_path(tmp_path):
     folder = data.write_memmap(tmp_path / "images", 300, (3, 16, 16))
     mapped = MemmapImages(folder, augment=True)
@@ -292,15 +200,6 @@ def test_mapped_images_are_the_generated_ones_and_reach_workers_as_a_path(tmp_pa
     assert data.write_memmap(folder, 300, (3, 16, 16)) == folder
     with pytest.raises(ValueError, match=r"holds images of shape \(300, 3, 16, 16\)"):
         data.write_memmap(folder, 5, (3, 16, 16))
-
-
-@pytest.mark.parametrize("shape", [(1, 4, 4), (16,), (3, 4, 4)])
-def test_grey_images_fit_flat_and_coloured_models(shape):
-    images, labels = data.generate_images(2, (1, 4, 4))
-    item = ImageDataset(images, labels, shape)[0][0]
-    assert tuple(item.shape) == shape
-    plane = torch.from_numpy(images[0, 0]) / 127.5 - 1
-    assert torch.equal(item.reshape(-1, 4, 4)[-1], plane)
 
 
 @given(st.integers(0, 2**32), st.integers(4, 40))
@@ -324,10 +223,3 @@ def test_digits_are_split_the_same_way_each_time():
     inputs, labels = next(iter(DataLoader(splits.train, batch_size=1440)))
     assert inputs.shape == (1440, 64)
     assert (inputs.min(), labels.bincount().min() > 100) == (-1, True)
-
-
-def test_synthetic_data_has_the_form_of_any_workload():
-    splits = data.load("synthetic", Path("unused"), workloads.make("gpt:seq=6"), False, 8)
-    assert len(splits.train) == 8
-    assert len(splits.validation) == 2
-    assert splits.train[0][0].shape == (6,)

@@ -1,23 +1,16 @@
 """`lockstep.explain` in scripts as users write them: a card, a record, and nothing else changed."""
 
 import json
-import re
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from launched import again_if_disturbed
 from test_snapshot import exact
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import lockstep
-from lockstep.measure import explain as explanation
-from lockstep.measure.causes.bound import NAMES
 from lockstep.measure.causes.card import KINDS as BOUND
-from lockstep.measure.causes.card import NEXT_OWN
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
@@ -78,11 +71,9 @@ def asked(step, **options):
     ("step", "batches", "variants"),
     [
         ("step", [torch.ones(4, 8)], {"full", "resident", "own", "half"}),
-        ("step", [torch.ones(1, 8)], {"full", "resident", "own"}),
-        ("step", [torch.ones(5, 8)], {"full", "resident", "own"}),
         ("refusing_step", [torch.ones(4, 8)], {"full", "resident", "own"}),
     ],
-    ids=["loader", "batch-of-one", "odd-batch", "step-of-one-shape"],
+    ids=["loader", "step-of-one-shape"],
 )
 def test_batches_show_what_the_step_waits_for(tmp_path, step, batches, variants):
     out = tmp_path / "record.json"
@@ -94,47 +85,6 @@ def test_batches_show_what_the_step_waits_for(tmp_path, step, batches, variants)
     assert script.optimizer.state_dict() == Script().optimizer.state_dict()
     assert set(record["rank_variant_s"]) == variants | {"running", "draw"}
     assert [note["kind"] for note in record["notes"]] == ["alone"]
-
-
-@pytest.mark.slow
-def test_an_epoch_whose_workers_persist_goes_on_with_the_same_batches():
-    def losses(asks):
-        torch.manual_seed(0)
-        data, script, seen = TensorDataset(torch.randn(24, 8)), Script(), []
-        loader = DataLoader(data, 4, shuffle=True, num_workers=1, persistent_workers=True)
-        for number, (batch,) in enumerate(loader):
-            seen.append(script.step(batch))
-            if asks and number == 1:
-                asked(lambda drawn: script.step(drawn[0]), batches=loader)
-        return seen
-
-    assert losses(asks=True) == losses(asks=False)
-
-
-class SlowData(Dataset):
-    """Batches that take two workers 0.15 s each."""
-
-    def __len__(self):
-        return 1000
-
-    def __getitem__(self, index):
-        time.sleep(0.3)
-        return torch.ones(4, 8)
-
-
-@pytest.mark.slow
-def test_what_workers_fetch_during_other_turns_hides_nothing():
-    script = Script()
-    loader = DataLoader(SlowData(), None, num_workers=2, prefetch_factor=4)
-
-    def step(batch):
-        time.sleep(0.03)
-        script.step(batch)
-
-    # Of too few turns a busy machine shows nothing.
-    found = lockstep.explain(step, seconds=10, out=None, batches=loader)["bound"]
-    assert found["kind"] == "input"
-    assert found["shares"][0]["seconds"] > 0.06  # of 0.12, and more where the machine is busy
 
 
 def test_a_step_that_fails_leaves_nothing_behind():
@@ -150,11 +100,9 @@ def test_a_step_that_fails_leaves_nothing_behind():
     ("wrong", "said"),
     [
         ({"seconds": 0}, "seconds=0 is not"),
-        ({"samples": 1.5}, "samples=1.5 is not"),
         ({"samples": 2, "batches": [(torch.ones(8, 8), torch.ones(8))]}, "holds 8 items"),
         ({"batches": []}, "is empty"),
         ({"out": "nowhere/record.json"}, "the folder of out="),
-        ({"step": 1}, "step is a int"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(wrong, said):
@@ -170,15 +118,6 @@ def test_an_iterator_keeps_its_batches_and_a_script_must_have_joined(monkeypatch
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="after init_process_group"):
         asked(lambda: None)
-
-
-def test_the_device_is_that_of_what_is_trained_or_else_a_gpu():
-    on_gpu = SimpleNamespace(device=torch.device("cuda", 1))
-    host, gpu = nn.Linear(1, 1), SimpleNamespace(parameters=lambda: [on_gpu])
-    assert explanation._device([], [host, gpu]) == on_gpu.device  # an EMA beside the model
-    assert explanation._device([gpu], [host, gpu]) == on_gpu.device
-    assert explanation._device([host], [gpu, host]).type == "cpu"
-    assert explanation._device([], [host]).type == "cpu"
 
 
 SLOW_RANK = """
@@ -280,8 +219,6 @@ def ask(sizes, how):
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 
     def step(batch):
-        if how == "by-hand":  # and not by no_sync()
-            model.require_backward_grad_sync = True
         model(batch).sum().backward()
         if how == "synced":  # as SyncBatchNorm does
             distributed.all_reduce(batch.sum())
@@ -296,9 +233,7 @@ for asked in sys.argv[1:]:
 # Batches of the two ranks, and what their step does -> its variants, and how many waits are told.
 OF_RANKS = {
     "44-plain": ({"half", "reduce"}, 0),
-    "41-plain": ({"reduce"}, 0),
     "41-synced": ({"reduce"}, 1),
-    "44-by-hand": ({"reduce"}, 1),
     "44-hooked": ({"half"}, 0),  # what a hook sends is not known
 }
 
@@ -326,7 +261,6 @@ def test_ranks_agree_on_their_variants_and_no_cause_is_told_where_they_wait(of_r
 
 
 STATIC = """
-import sys
 from torch import distributed, nn, ones
 from torch.nn.parallel import DistributedDataParallel
 import lockstep
@@ -334,29 +268,26 @@ import lockstep
 distributed.init_process_group("gloo")
 model = DistributedDataParallel(nn.Linear(8, 1), static_graph=True)
 step = lambda: model(ones(4, 8)).sum().backward()
-for _ in range(int(sys.argv[1])):
+for _ in range(2):
+    try:
+        lockstep.explain(step, seconds=0.1, out=None)
+        print("explained")
+    except ValueError:
+        print("refused")
     step()
-try:
-    lockstep.explain(step, seconds=0.1, out=None)
-except ValueError:
-    print("refused")
-step()
-print("goes on")
 distributed.barrier()
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_steps", "is_refused"), [(0, True), (1, False)])
-def test_a_static_graph_is_recorded_by_the_training(run_ranks, tmp_path, num_steps, is_refused):
+def test_a_static_graph_is_recorded_by_the_training(run_ranks, tmp_path):
     (tmp_path / "script.py").write_text(STATIC)
-    for rank in run_ranks([["script.py", str(num_steps)]] * 2, tmp_path):
-        lines = rank.stdout.splitlines()
-        assert ("refused" in lines, lines[-1]) == (is_refused, "goes on"), rank.stderr
+    for rank in run_ranks([["script.py"]] * 2, tmp_path):
+        found = [line for line in rank.stdout.splitlines() if line in ("refused", "explained")]
+        assert found == ["refused", "explained"], rank.stderr
 
 
 ONE_RANK_ASKS = """
-import sys
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 import lockstep
@@ -365,31 +296,15 @@ from lockstep.measure import explain as explanation
 explanation.PATIENCE_S = 2.0
 distributed.init_process_group("gloo")
 model = DistributedDataParallel(nn.Linear(1, 1))
-if distributed.get_rank() == int(sys.argv[1]):
+if distributed.get_rank() == 1:
     lockstep.explain(lambda: None, model=model)
 distributed.barrier()
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_asks_alone_is_told_so(run_ranks, tmp_path, rank):
-    script = tmp_path / "script.py"
-    script.write_text(ONE_RANK_ASKS)
-    ended = run_ranks([[script, str(rank)]] * 2, tmp_path)
-    assert f"rank {1 - rank}" in ended[rank].stderr
-    assert "call it on every rank" in ended[rank].stderr
-
-
-def test_the_card_of_the_readme_has_the_lines_of_a_card():
-    (block,) = re.findall(
-        r"^```text\n(\S+-bound: .*?)^```", (ROOT / "README.md").read_text(), re.M | re.S
-    )
-    headline, *rows = block.splitlines()
-    words = re.fullmatch(r"(.*)-bound: a step takes [\d.]+ ms; reduce (.*) first\.", headline)
-    assert words.group(1).lower() == BOUND["communication"]
-    assert words.group(2) == NAMES["exposed"]
-    causes = [re.split(r"  +", row.strip())[0] for row in rows if row.startswith("  ")]
-    assert causes[0] == "compute"
-    assert set(causes[1:]) <= set(NAMES.values())
-    assert rows[-1] == f"next      {NEXT_OWN['communication']}"
+def test_a_rank_that_asks_alone_is_told_so(run_ranks, tmp_path):
+    (tmp_path / "script.py").write_text(ONE_RANK_ASKS)
+    _, one = run_ranks([["script.py"]] * 2, tmp_path)
+    assert "rank 0" in one.stderr
+    assert "call it on every rank" in one.stderr

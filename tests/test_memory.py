@@ -1,7 +1,5 @@
 """What a rank may take: the host's memory, what its control groups leave of it, and the peak."""
 
-import functools
-
 import psutil
 import pytest
 import torch
@@ -38,7 +36,6 @@ GROUPS = [
         [103, 1608],
     ),
     ("0::/unseen/from/here", {}, []),
-    ("3:cpuset:/job", {"job/memory.max": 1}, []),
 ]
 
 
@@ -65,28 +62,6 @@ def test_what_fits_is_let_through_and_what_does_not_names_the_rank_with_the_leas
     for device, left in ((CPU, "the rank's share .* is only"), (torch.device("cuda"), "")):
         with pytest.raises(ValueError, match=rf"{needs}{left} ?3\.0 GiB"):
             memory.refuse_beyond(room, needed | {"a batch": 2**30}, device)
-
-
-def test_a_gpu_has_a_peak_of_tensors_and_one_of_what_is_held_for_them(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 600)
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 1000)
-    assert memory.peak(torch.device("cuda", 0)) == memory.Peak(600, 1000)
-    on_cpu = memory.peak(CPU)
-    assert on_cpu.used_bytes
-    assert on_cpu.reserved_bytes is None
-
-
-def test_what_a_batch_keeps_for_the_next_one_has_memory():
-    @functools.cache
-    def table():
-        return torch.arange(10.0)
-
-    def make_batch(num_items, device, _):
-        return table()[:num_items].to(device), table()[:num_items].to(device)
-
-    workload = workloads.Workload("own", lambda: torch.nn.Identity(), make_batch, torch.sub)
-    assert batch_bytes(workload, 3) == 2 * 4 * 3
-    assert make_batch(2, CPU, None)[0].tolist() == [0.0, 1.0]
 
 
 def test_a_model_takes_its_parameters_four_times_with_momentum():

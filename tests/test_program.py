@@ -12,7 +12,6 @@ from pathlib import Path
 
 import commands
 import pytest
-from job_runs import JobRun, made, plain, seen
 from launched import environ, until
 
 from lockstep.campaign import command as table
@@ -27,7 +26,6 @@ from lockstep.core.record import KEY
 from lockstep.report.compute.alternatives import factor_ladders
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather
-from lockstep.report.page.by_study import programs_panels
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120
@@ -90,7 +88,6 @@ def result(folder, launch="w1-r0"):
 @pytest.mark.parametrize(
     ("line", "filled"),
     [
-        ("a {ranks} {size}", "a 2 8"),
         ("echo ${HOME} {{ranks}} $((3 * {ranks}))", "echo ${HOME} {ranks} $((3 * 2))"),
         ("awk '{print $1}' --flag={word}", "awk '{print $1}' --flag='two words'"),
     ],
@@ -106,9 +103,6 @@ def test_a_line_gets_its_values_and_keeps_the_shells_braces(line, filled):
         ({"line": "a", "factors": {"size": [1]}}, "does not use the factor 'size'"),
         ({"metrics": [{"name": "m", "unit": "s", "regex": "no group"}]}, "has no group"),
         ({"metrics": [{"name": "m", "unit": "K", "regex": "(.)", "primary": True}]}, "no speed-up"),
-        ({"metrics": [{"name": "m", "unit": "s"}]}, "needs either regex or json"),
-        ({"sanity": "("}, "not a valid regular expression"),
-        ({"line": " "}, r"command\.line"),
         ({"line": "a {threads}", "factors": {"threads": 4}}, r"factors\.threads"),
     ],
 )
@@ -130,12 +124,10 @@ def test_the_hosts_of_ranks_are_read_beside_what_srun_adds(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_program_goes_through_run_report_compare_and_gate(written, tmp_path):
-    sane = 'sanity = "^rate"\n'
-    for name in ("a", "b"):
-        path = written(HUNDRED + sane + RATE, name=name, repeats=3)
-        ended = lockstep(tmp_path, "run", path)
-        assert ended.returncode == 0, ended.stderr
+def test_a_program_goes_through_run_report_and_gate(written, tmp_path):
+    path = written(HUNDRED + 'sanity = "^rate"\n' + RATE, name="a", repeats=3)
+    ended = lockstep(tmp_path, "run", path)
+    assert ended.returncode == 0, ended.stderr
     (series,) = series_of(gather([tmp_path / "results" / "a"]).rows)
     assert [point.rate for point in series.points] == pytest.approx([100, 200], rel=0.01)
     assert series.points[1].parallel_efficiency == pytest.approx(1, abs=0.01)
@@ -147,9 +139,6 @@ def test_a_program_goes_through_run_report_compare_and_gate(written, tmp_path):
     reported = lockstep(tmp_path, "report", "results/a")
     assert reported.returncode == 0, reported.stderr
     assert "items/s" in reported.stdout
-    compared = lockstep(tmp_path, "compare", "results/a", "results/b", "--json")
-    (_, point) = json.loads(compared.stdout)["points"]
-    assert point["ratio"] == pytest.approx(1, abs=0.01)
     (tmp_path / "t.toml").write_text("schema = 1\n[parallel_efficiency]\n2 = 0.9\n")
     assert lockstep(tmp_path, "check", "results/a", "--targets", "t.toml").returncode == 0
     (tmp_path / "t.toml").write_text("schema = 1\n[speedup]\n2 = [2.5, 3.0]\n")
@@ -165,18 +154,13 @@ def test_threads_are_told_to_the_program_and_have_a_ladder_of_their_own(written,
     assert ladder.factor == "threads"
     assert [*map(ladder.value, ladder.points)] == [1, 2, 4]
     assert ladder.points[-1].speedup == pytest.approx(4, rel=0.5)
-    reported = lockstep(tmp_path, "report", "results/test")
-    assert "over threads" in reported.stdout, reported.stderr
-    assert "Scaling over threads" in (tmp_path / "results" / "test" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
     ("text", "failure"),
     [
         ("line = 'echo rate 1; exit 3'\n" + RATE, {"kind": "exit-code", "code": 3}),
-        ("line = 'false | cat'\n", {"kind": "exit-code", "code": 1}),
         ("line = 'echo rat 1'\n" + RATE, {"kind": "missing-metric", "lack": "no-match"}),
-        ("line = 'echo rate 0'\n" + RATE, {"kind": "missing-metric", "lack": "not-positive"}),
         ("line = 'echo rate 1'\nsanity = 'done'\n" + RATE, {"kind": "sanity", "pattern": "done"}),
         ("line = 'sleep 60'\ntimeout = 0.3\n", {"kind": "timeout", "limit_s": 0.3}),
         (
@@ -217,28 +201,8 @@ def test_a_curve_has_every_match_of_its_regex(tmp_path):
 
     assert curve(3, 2.5, 1e-3) == [3.0, 2.5, 0.001]
     assert curve(*range(programs.MAX_CURVE + 1)) == list(range(programs.MAX_CURVE))
-    for wrong in ("nan", "high"):
-        with pytest.raises(programs.RunError, match="not a finite number"):
-            curve(1, wrong)
-    with pytest.raises(ValueError, match="curve = true, which needs regex"):
-        Command.model_validate({"line": "true", "metrics": [metric | {"regex": None, "json": "a"}]})
-
-
-@pytest.mark.slow
-def test_a_sweep_over_a_training_script_is_one_table_and_one_figure(written, tmp_path):
-    metric = '[[command.metrics]]\nname = "loss"\nunit = "nats"\nbetter = "lower"\n'
-    metric += "regex = 'loss ([0-9.]+)'\ncurve = true\n[factors]\nlr = [1, 2, 3]\n"
-    line = "line = 'for i in 3 2 1; do echo loss $((i * {lr})).$((RANDOM % 9)); done'\n"
-    ended = lockstep(tmp_path, "run", written(line + metric, sizes="1", repeats=2))
-    assert ended.returncode == 0, ended.stderr
-    series = series_of(gather([tmp_path / "results" / "test"]).rows)
-    (made,) = programs_panels(series)
-    _, losses = made["tables"]
-    assert losses["caption"] == "loss (nats), the lowest first"
-    assert [row[0].rpartition(", ")[2] for row in losses["rows"]] == ["lr=1", "lr=2", "lr=3"]
-    (figure,) = made["figures"]
-    assert [curve["x"] for curve in figure["series"]] == [[1, 2, 3]] * 3
-    assert all(curve["y"] == sorted(curve["y"], reverse=True) for curve in figure["series"])
+    with pytest.raises(programs.RunError, match="not a finite number"):
+        curve(1, "nan")
 
 
 @pytest.mark.slow
@@ -355,32 +319,3 @@ def test_an_example_of_a_program_runs(path, tmp_path, monkeypatch):
     assert entry["extra_info"][KEY]["details"]["command"]["launcher"] == (
         "mpirun" if path.stem == "mpi" else "alone"
     )
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_is_a_campaign_of_its_name(path):
-    assert load(str(path)).name == path.stem
-
-
-def test_a_job_s_script_starts_the_driver_which_starts_the_ranks_by_srun(tmp_path):
-    given = {
-        "name": "program", "studies": ["command"], "world_sizes": [1], "rounds": 1,
-        "command": {"line": "echo rate {threads}", "workdir": str(tmp_path), "name": "mine"},
-        "factors": {"threads": [2, 4]},
-    }  # fmt: skip
-    campaign = Campaign.model_validate({"schema": 1, "repeats": 1} | given)
-    job = JobRun(tmp_path, made(tmp_path / "results"))
-    (tmp_path / "env" / "bin").mkdir(parents=True)
-    (tmp_path / "env" / "bin" / "activate").touch()
-    own = {"container": None, "venv": str(tmp_path / "env"), "suite": str(ROOT)}
-    site = plain(**own, gpus_per_node=0, gpu_type=None)
-    ended = job.run(campaign, site)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    kept = tmp_path / "results" / "launches" / "w1-r0" / "journal.jsonl"
-    entries = journals.rebuild(kept)["benchmarks"]
-    facts = [entry["extra_info"][KEY]["details"]["command"] for entry in entries]
-    assert [(one["launcher"], one["line"]) for one in facts] == [
-        ("srun", "echo rate 2"),
-        ("srun", "echo rate 4"),
-    ]
-    assert "--mpi=none" not in seen(tmp_path, "srun")

@@ -2,18 +2,11 @@ from datetime import UTC, datetime
 
 from lockstep.campaign.campaign import Campaign, Launch, plan
 from lockstep.campaign.folder import Folder
-from lockstep.campaign.progress import TimeLeft, estimate, summary
+from lockstep.campaign.progress import TimeLeft, estimate
 from lockstep.core.journal import Journal
 from lockstep.core.processes import hostname
 
 CAMPAIGN = {"schema": 1, "name": "own", "studies": ["weak"], "world_sizes": [1, 2], "size": "smoke"}
-
-
-def test_earlier_launches_tell_the_time_left_until_these_do():
-    left = TimeLeft([Launch(1, 0), Launch(2, 0)], 0.0, {"w1-r0": 30.0, "w2-r0": 60.0})
-    assert left.left_s(10.0) == 20 + 60
-    left.end(20.0)
-    assert left.left_s(30.0) == 50
 
 
 def test_what_launches_take_is_told_by_earlier_ones_on_this_host(tmp_path):
@@ -33,21 +26,6 @@ def test_what_launches_take_is_told_by_earlier_ones_on_this_host(tmp_path):
     before.journal("w2-r0").write_text("not JSON\n{}\n")
     needed = estimate(own, folder, launches)
     assert set(needed.values()) == {30.0 + 8.0 * own.num_cases()}
-
-
-def test_intervals_need_the_launches_of_all_sizes_and_not_only_of_the_missing_one():
-    own = Campaign.model_validate(CAMPAIGN | {"world_sizes": [1, 2, 4], "repeats": 1})
-    (missing,) = (launch for launch in plan(own) if launch.world_size == 4)
-    said = summary(own, [missing], {missing.name: 60.0})
-    assert "The time needed is about 60 s, " in said
-    assert "Intervals need --repeats 3: about 7 min." in said  # seven launches of 60 s
-
-
-def test_the_time_of_own_tests_is_unknown_until_one_has_ended():
-    own = Campaign.model_validate(CAMPAIGN | {"studies": [], "tests": ["bench"], "repeats": 1})
-    said = summary(own, plan(own), {})
-    assert "The time needed is unknown until the first case has ended on this machine." in said
-    assert "Intervals" not in said
 
 
 def stamp(at_s):

@@ -13,10 +13,9 @@ import pytest
 from commands import finish
 from hypothesis import given
 from hypothesis import strategies as st
-from launched import copy_suite, store
+from launched import copy_suite
 
 from lockstep.core import journal
-from lockstep.core.metrics import relative_margin
 from lockstep.core.processes import hostname
 from lockstep.core.record import KEY, CaseRecord, case_name
 from lockstep.launch import options as launch_options
@@ -51,38 +50,9 @@ def errors(ended):
     return [line for line in ended.stderr.splitlines() if line.startswith("ERROR: ")]
 
 
-@pytest.fixture(scope="module")
-def torchrun(tmp_path_factory, clean_environ):
-    """One launch of two ranks under torchrun: its folder, its output, its result."""
-    folder = tmp_path_factory.mktemp("torchrun")
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2", *SMOKE),
-            *("-m", "strong or weak or bucket or collective", "--benchmark-json", "out.json"),
-        ],
-        cwd=folder,
-        env=clean_environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout
-    return folder, ended.stdout, json.loads((folder / "out.json").read_text())
-
-
-def test_rank_0_alone_prints_and_writes(torchrun):
-    folder, output, _ = torchrun
-    assert output.count("test session starts") == 1
-    assert output.count("lockstep: world size 2 on 1 node(s), gloo on ") == 1
-    assert output.count("torch sees no GPU, so") == 1
-    assert output.count(" 16 passed, ") == 1
-    assert documents(folder) == ["out.journal.jsonl", "out.json"]
-
-
-def test_every_ranks_rounds_are_kept_and_the_slowest_counts(torchrun):
-    for entry in torchrun[2]["benchmarks"]:
+def test_every_ranks_rounds_are_kept_and_the_slowest_counts(measured):
+    path = measured / "fp32" / "launches" / "w2-r0" / "result.json"
+    for entry in json.loads(path.read_text())["benchmarks"]:
         block = entry["extra_info"][KEY]
         zero, one = block["rank_round_s"]
         assert entry["stats"]["data"] == [max(pair) for pair in zip(zero, one, strict=True)]
@@ -92,14 +62,14 @@ def test_every_ranks_rounds_are_kept_and_the_slowest_counts(torchrun):
         assert block["peak_reserved_bytes"] == [None, None]  # on CPUs
 
 
-def test_pytest_benchmark_compares_our_files(torchrun):
-    folder, _, document = torchrun
+def test_pytest_benchmark_compares_our_files(measured, tmp_path):
+    path = measured / "fp32" / "launches" / "w2-r0" / "result.json"
     ended = finish(
-        [sys.executable, "-m", "pytest_benchmark", "compare", "out.json", "--columns", "median"],
-        cwd=folder,
+        [sys.executable, "-m", "pytest_benchmark", "compare", path, "--columns", "median"],
+        cwd=tmp_path,
     )
     assert ended.returncode == 0, ended.stderr
-    for entry in document["benchmarks"]:
+    for entry in json.loads(path.read_text())["benchmarks"]:
         assert entry["name"] in ended.stdout
 
 
@@ -124,14 +94,6 @@ def test_disabled_runs_every_case_once_with_what_any_image_has(run_ranks, tmp_pa
     assert passed + skipped == 29
     assert passed >= 11
     assert documents(tmp_path) == []
-
-
-def test_a_session_that_measures_nothing_needs_no_plugin_of_benchmarks(run_ranks, tmp_path):
-    own_cases(tmp_path, "def test_of_the_users_own():\n    pass\n")
-    arguments = ["-m", "pytest", "-p", "no:benchmark", "bench/test_own.py"]
-    (ended,) = run_ranks([arguments], tmp_path, PYTHONPATH=str(tmp_path))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert " 1 passed" in ended.stdout
 
 
 def test_ranks_that_collected_other_cases_are_refused_before_the_first(run_ranks, tmp_path):
@@ -166,17 +128,6 @@ def test_the_parts_hold_every_case_once(num_cases, num_parts):
 COLLECTIVE = (*SMOKE, "-m", "collective", "--benchmark-json", "out.json")
 
 
-def short(names):
-    return [name.partition("::")[2] for name in names]
-
-
-@pytest.fixture(scope="module")
-def collectives(run_ranks, tmp_path_factory):
-    arguments = [*SMOKE, "-m", "collective", "--collect-only", "-q"]
-    (ended,) = run_ranks([arguments], tmp_path_factory.mktemp("collected"))
-    return short(line for line in ended.stdout.splitlines() if "::" in line)
-
-
 def stop_once_measured(folder, num_cases):
     """Make the stop file once so many cases stand in the journal, the launch's head beside."""
     path = folder / "out.journal.jsonl"
@@ -185,9 +136,7 @@ def stop_once_measured(folder, num_cases):
     (folder / "stop").touch()
 
 
-def test_a_stop_file_ends_a_launch_in_order_and_resume_measures_the_rest(
-    tmp_path, clean_environ, collectives
-):
+def test_a_stop_file_ends_a_launch_in_order_and_resume_measures_the_rest(tmp_path, clean_environ):
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", "2", *COLLECTIVE, "--stop-file", "stop"),
@@ -198,8 +147,12 @@ def test_a_stop_file_ends_a_launch_in_order_and_resume_measures_the_rest(
     stopped = subprocess.run(command, **options, check=False)
     stopper.join(timeout=0)
     assert stopped.stderr.count("exitcode  : 75 ") == 2, stopped.stderr
+    # Rank 0 alone prints and writes.
+    assert stopped.stdout.count("test session starts") == 1
+    assert stopped.stdout.count("lockstep: world size 2 on 1 node(s), gloo on ") == 1
+    assert documents(tmp_path) == ["out.journal.jsonl", "out.json"]
     done = kept(tmp_path, "case", full=True)
-    assert 2 <= len(done) < len(collectives)
+    assert 2 <= len(done) < 10
     assert (
         f"stop exists, so the launch ends with {len(done)} of 10 cases finished; remove the file "
         "and run again with --resume --journal=out.journal.jsonl"
@@ -207,10 +160,11 @@ def test_a_stop_file_ends_a_launch_in_order_and_resume_measures_the_rest(
     assert f" {len(done)} passed" in stopped.stdout
     assert "Traceback" not in stopped.stdout
     document = json.loads((tmp_path / "out.json").read_text())
+    collectives = [name.partition("::")[2] for name in document[KEY]["expected"]]
+    assert len(collectives) == 10
     assert [case_name(entry) for entry in document["benchmarks"]] == [
         case for case in collectives if case.removesuffix("]") in done
     ]
-    assert len(document[KEY]["expected"]) == 10
     assert document[KEY]["complete"] is False
 
     (tmp_path / "stop").unlink()
@@ -221,28 +175,14 @@ def test_a_stop_file_ends_a_launch_in_order_and_resume_measures_the_rest(
     assert [case_name(entry) for entry in document["benchmarks"]] == collectives
     assert document[KEY]["complete"] is True
     entries = journal.read(tmp_path / "out.journal.jsonl")
-    ran = short(e["case"] for e in entries if e["kind"] in journal.ENDS)
+    ran = [e["case"].partition("::")[2] for e in entries if e["kind"] in journal.ENDS]
     assert ran != collectives  # each launch has a random order of its own, and keeps it
     place = {case_name(e): e["extra_info"][KEY]["position"] for e in document["benchmarks"]}
     assert [place[case] for case in ran] == list(range(10))
 
 
-@pytest.mark.chaos
-def test_every_rank_ends_as_rank_0_finds_the_stop_file(run_ranks, tmp_path):
-    (tmp_path / "stop").touch()
-    ended = run_ranks(
-        [[*COLLECTIVE, "--stop-file", "stop"]] + [[*COLLECTIVE, "--stop-file", "elsewhere"]] * 2,
-        tmp_path,
-        launcher="slurm",
-    )
-    assert [rank.returncode for rank in ended] == [75, 75, 75]
-    assert "stop exists, so the launch ends with 0 of 10 cases finished; " in ended[0].stdout
-    assert [rank.stdout + rank.stderr for rank in ended[1:]] == ["", ""]
-
-
 MEASURE = """
 import os
-import time
 import pytest
 
 def measure(lockstep):
@@ -301,9 +241,9 @@ def faulty(tmp_path_factory, run_ranks):
     folder = tmp_path_factory.mktemp("faulty")
     arguments = [
         *own_cases(folder, MEASURE + FAULTY),
-        *("--case-budget", "15", "--resume", "--skip-failed"),
+        *("--case-budget", "9", "--resume", "--skip-failed"),
     ]
-    sessions = [run_ranks([arguments] * 2, folder, PYTHONPATH=str(folder)) for _ in range(3)]
+    sessions = [run_ranks([arguments] * 2, folder, PYTHONPATH=str(folder)) for _ in range(2)]
     return folder, sessions
 
 
@@ -338,20 +278,19 @@ def test_a_failure_of_one_rank_is_one_of_all_and_names_it(faulty):
 
 
 def test_a_launch_goes_on_after_a_failure_and_ends_where_a_rank_is_lost(faulty):
-    _, (first, last, none_left) = faulty
+    _, (first, last) = faulty
     assert (first[0].returncode, first[1].returncode) == (70, 9)
     assert " 4 failed, 1 passed, 2 skipped" in first[0].stdout
     assert "the disk of rank 1 is full" in first[0].stdout
     assert "a wrong result on one rank" in first[0].stdout
     assert re.search(
         r"^lockstep: rank 1 on \S+ \(.*\) did not end \S+::test_dies\S+ within the "
-        "case budget of 15 s;",
+        "case budget of 9 s;",
         first[0].stderr,
         re.MULTILINE,
     )
     assert [rank.stdout for rank in (first[1], last[1])] == ["", ""]
     assert [rank.returncode for rank in last] == [0, 0], last[0].stdout
-    assert [rank.returncode for rank in none_left] == [5, 5]
 
 
 def test_what_failed_leaves_no_timings_and_what_ended_is_measured_once(faulty):
@@ -378,21 +317,6 @@ def own_cases(folder, text):
     return ["-m", "pytest", "bench/test_own.py", "--size", "smoke", "--benchmark-json", "out.json"]
 
 
-@pytest.mark.chaos
-def test_a_link_stays_a_link_to_no_file_to_a_file_and_to_one_not_there_yet(run_ranks, tmp_path):
-    (tmp_path / "real.json").write_text("older")
-    (tmp_path / "kept").mkdir()
-    targets = {"sink": "/dev/stdout", "link.json": "real.json", "new.json": "kept/here.json"}
-    for name, target in targets.items():
-        (tmp_path / name).symlink_to(target)
-        arguments = [*SMOKE, "-m", "collective", "-k", "4096 and broadcast", "-q"]
-        (ended, _) = run_ranks([[*arguments, "--benchmark-json", name]] * 2, tmp_path)
-        assert ended.returncode == 0, ended.stdout
-        assert (tmp_path / name).is_symlink()
-    for name in ("real.json", "kept/here.json"):
-        assert len(json.loads((tmp_path / name).read_text())["benchmarks"]) == 1
-
-
 def test_a_case_that_would_choose_its_own_rounds_is_refused():
     def own(benchmark, lockstep):
         pass
@@ -413,112 +337,6 @@ def test_two_measured_tests_of_one_name_are_refused():
         launch_options.refuse_tests([], [one, other, item("b")], 1)
 
 
-HUNDRED = """
-import pytest
-import torch
-from torch import distributed
-
-@pytest.mark.cases("weak")
-@pytest.mark.parametrize("number", range(100))
-def test_sum(lockstep, workload, precision, local_batch, number):
-    rank, n = lockstep.world.rank, lockstep.world.world_size
-    tensor = torch.zeros(64)
-    rounds = lockstep.time(lambda: distributed.all_reduce(tensor.fill_(rank + number)))
-    assert float(tensor[0]) == n * (n - 1) / 2 + n * number
-    lockstep.record(
-        rounds, workload="sum", scaling=None, sample_unit="numbers", samples_per_step=64,
-        details={"sum": float(tensor[0])},
-    )
-"""
-
-
-@pytest.mark.chaos
-def test_a_hundred_collective_cases_agree_on_their_rounds_until_a_precision(run_ranks, tmp_path):
-    arguments = [*own_cases(tmp_path, HUNDRED), "--precision", "30%"]
-    ended = run_ranks([arguments] * 3, tmp_path, PYTHONPATH=str(tmp_path))
-    assert [rank.returncode for rank in ended] == [0, 0, 0], ended[0].stdout
-    entries = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
-    assert len(entries) == 100
-    counts = set()
-    for entry in entries:
-        block = entry["extra_info"][KEY]
-        number = entry["params"]["number"]
-        assert block["details"]["sum"] == 3 + 3 * number
-        lengths = {len(rounds) for rounds in block["rank_round_s"]}
-        assert lengths == {entry["stats"]["rounds"]}
-        counts |= lengths
-        flagged = any(flag["kind"] == "wide-margin" for flag in block["flags"])
-        margin = relative_margin(entry["stats"]["data"], 0.99)
-        assert flagged == (margin > 0.3)
-    assert min(counts) >= 3
-    assert all(count % 3 == 0 for count in counts)  # size smoke: batches of 3 rounds
-    assert len(counts) > 1
-
-
-PARTING = """
-DOES = os.environ["DOES"].split()[int(os.environ["RANK"])]
-
-@pytest.mark.cases("weak")
-def test_first(lockstep, request, workload, precision, local_batch):
-    measure(lockstep)
-    if DOES == "other":
-        items = request.session.items
-        items[1:] = reversed(items[1:])
-
-@pytest.mark.cases("weak")
-def test_second(lockstep, workload, precision, local_batch):
-    measure(lockstep)
-
-@pytest.mark.cases("weak")
-def test_third(lockstep, workload, precision, local_batch):
-    measure(lockstep)
-"""
-
-
-@pytest.mark.chaos
-def test_ranks_that_run_other_cases_end_alike_before_one_is_measured(run_ranks, tmp_path):
-    arguments = [*own_cases(tmp_path, MEASURE + PARTING), "--comm-timeout=3", "--case-budget=20"]
-    with store(tmp_path) as (address, _):
-        variables = {"LOCKSTEP_STORE": address, "LOCKSTEP_STORE_PREFIX": "launch"}
-        ended = run_ranks(
-            [arguments] * 3,
-            tmp_path,
-            PYTHONPATH=str(tmp_path),
-            DOES="waits waits other",
-            **variables,
-        )
-    assert [rank.returncode for rank in ended] == [76] * 3, ended[0].stdout
-    assert re.search(
-        r"rank 2 on \S+ \(cpu.*\) is at \S+::test_third\[\S+ while rank 0 is at "
-        r"\S+::test_second\[",
-        ended[0].stdout,
-    )
-    assert list(kept(tmp_path, "case")) == ["test_first"]
-
-
-SLOW_DISK = """
-def slow(descriptor):
-    os.fsync = fsync
-    time.sleep(6)
-
-fsync = os.fsync
-
-@pytest.mark.cases("weak")
-def test_slow_disk(lockstep, workload, precision, local_batch):
-    measure(lockstep)
-    os.fsync = slow  # of what is kept of this case, once all phases are over
-"""
-
-
-@pytest.mark.chaos
-def test_a_disk_that_is_slow_after_a_case_costs_the_case_nothing(run_ranks, tmp_path):
-    arguments = [*own_cases(tmp_path, MEASURE + SLOW_DISK), "--comm-timeout=2", "--case-budget=4"]
-    (ended,) = run_ranks([arguments], tmp_path, PYTHONPATH=str(tmp_path))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert " 1 passed" in ended.stdout
-    assert list(kept(tmp_path, "case")) == ["test_slow_disk"]
-
-
 BROKEN_DEVICE = """
 from lockstep.launch import session
 
@@ -527,8 +345,7 @@ def broken(device):
 
 @pytest.mark.cases("weak")
 def test_fails(lockstep, workload, precision, local_batch):
-    if os.environ["BREAKS"] == "yes":  # stands for a GPU, which no test has
-        session.synchronise = broken
+    session.synchronise = broken  # stands for a GPU, which no test has
     raise AssertionError("wrong")
 
 @pytest.mark.cases("weak")
@@ -538,18 +355,14 @@ def test_next(lockstep, workload, precision, local_batch):
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize(("breaks", "measured"), [("no", ["test_next"]), ("yes", [])])
-def test_one_rank_goes_on_after_a_failure_unless_its_device_is_lost(
-    run_ranks, tmp_path, breaks, measured
-):
+def test_one_rank_does_not_go_on_once_its_device_is_lost(run_ranks, tmp_path):
     arguments = own_cases(tmp_path, MEASURE + BROKEN_DEVICE)
-    (ended,) = run_ranks([arguments], tmp_path, PYTHONPATH=str(tmp_path), BREAKS=breaks)
+    (ended,) = run_ranks([arguments], tmp_path, PYTHONPATH=str(tmp_path))
     assert ended.returncode == 1
     assert list(kept(tmp_path, "fail")) == ["test_fails"]
-    assert list(kept(tmp_path, "case")) == measured
-    said = re.search(
+    assert list(kept(tmp_path, "case")) == []
+    assert re.search(
         r"rank 0 on \S+ \(cpu.*\) lost its device in a failed case \(CUDA error: device-side "
         r"assert triggered\); run again with --resume",
         ended.stdout,
     )
-    assert bool(said) == (breaks == "yes")

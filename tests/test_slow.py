@@ -36,20 +36,17 @@ def test_a_host_12_percent_behind_in_every_launch_is_named_with_what_to_do():
     assert "sbatch --exclude=node02" in said
 
 
-def test_on_one_host_the_rank_is_named_and_nothing_is_left_out():
+def test_on_one_host_the_rank_is_named_and_no_host_is_left_out():
+    assert slowest(planted().rows) is None  # of ranks that are alike
     results = planted(slow_rank=1, hosts=["here", "here"])
     (said, *_) = page(evaluate(results), 0.7)["verdicts"]
     assert said.startswith("rank 1 on here is the slowest in 3 of 3 launches, by 12.2 %")
     assert "--exclude" not in said
 
 
-def test_ranks_that_are_alike_are_not_shown_slower():
-    assert slowest(planted().rows) is None
-
-
 @pytest.mark.parametrize(
     ("slow_cases", "num_cases", "is_slow"),
-    [(1, 4, False), (1, 2, False), (3, 4, True), (2, 2, True)],
+    [(1, 2, False), (3, 4, True)],
 )
 def test_a_rank_is_slow_where_most_cases_of_a_launch_show_it(slow_cases, num_cases, is_slow):
     rows = [
@@ -65,9 +62,7 @@ def test_a_rank_is_slow_where_most_cases_of_a_launch_show_it(slow_cases, num_cas
     ("draws_s", "late_rank"),
     [
         ([0.0, 0.03], 1),
-        ([0.03, 0.0], 0),
         ([0.03, 0.03], None),  # all wait: no rank is to blame
-        ([0.02, 0.03], None),
         ([0.0, 0.002], None),  # 2 % of a step
     ],
 )

@@ -40,10 +40,10 @@ def half_batch(spec, num_items, double=False):
         model, inputs = model.double(), inputs.double()
     return workload, model, inputs[part], targets[part]
 
-def train(config, steps=2):
+def train(config):
     workload, model, inputs, targets = half_batch("mlp:width=16,depth=2", 16, double=True)
     step = TrainStep(model, workload.loss, config, cpu)
-    for _ in range(steps):
+    for _ in range(2):
         step.run(inputs, targets)
     return step, [parameter.tolist() for parameter in model.parameters()]
 
@@ -55,17 +55,11 @@ def buckets(cap):
     return train_step.bucket_bytes(step.ddp), train_step.parameter_checksum(model)
 
 step, weights = train(StepConfig(momentum=0.9, weight_decay=0.1))
-local, _ = train(StepConfig(), steps=0)
-workload, _, inputs, targets = half_batch("mlp:width=16,depth=2", 16, double=True)
-with local.ddp.no_sync():
-    local.run(inputs, targets)
-caps = {str(cap): buckets(cap) for cap in (1, 50, 100)}
+caps = {str(cap): buckets(cap) for cap in (1, 50)}
 print(json.dumps({
     "weights": weights,
     "checksum": train_step.parameter_checksum(step.ddp),
-    "checksum_local": train_step.parameter_checksum(local.ddp),
     "accumulated": train(StepConfig(accumulation=4))[1],
-    "accumulated_synchronised": train(StepConfig(accumulation=4, no_sync=False))[1],
     "plain": train(StepConfig())[1],
     "buckets": {cap: sizes for cap, (sizes, _) in caps.items()},
     "resnet_checksums": [checksum for _, checksum in caps.values()],
@@ -113,12 +107,6 @@ def test_a_fused_optimizer_updates_like_the_usual_one(one_rank, name):
     assert fused.optimizer.defaults["fused"]
     assert not usual.optimizer.defaults["fused"]
     assert_same_weights(fused, [parameter.detach() for parameter in usual.ddp.parameters()])
-
-
-def test_settings_of_an_optimizer_that_do_not_go_together_are_named():
-    assert "fused=true" in train_step.find_unsuited(StepConfig(strategy="fsdp", fused=True), None)
-    config = StepConfig(precision="fp16", fused=False)
-    assert "fp16 needs fused=true" in train_step.find_unsuited(config, None)
 
 
 def test_a_step_is_the_update_of_plain_sgd(one_rank):
@@ -186,13 +174,8 @@ def test_a_step_sets_the_precision_switches_and_a_case_restores_them(one_rank):
     ("precision", "capability", "refused"),
     [
         ("fp32", (7, 5), None),
-        ("fp16", (7, 5), None),
-        ("tf32", (7, 5), "capability 8.0 or newer; this rank runs on compute capability 7.5"),
         ("bf16", (7, 5), "capability 8.0 or newer; this rank runs on compute capability 7.5"),
-        ("tf32", (8, 0), None),
         ("bf16", (8, 0), None),
-        ("bf16", (12, 0), None),
-        ("fp32", None, None),
         ("bf16", None, None),
         ("tf32", None, "capability 8.0 or newer; this rank runs on a CPU"),
         ("fp16", None, "fp16 needs a GPU"),
@@ -212,12 +195,6 @@ def test_an_emulated_precision_is_measured_only_where_it_is_asked_for(monkeypatc
         assert "bf16" not in precisions.find_unsupported(CPU, chosen="fp32")
 
 
-def test_frozen_parameters_send_no_gradients():
-    model = torch.nn.Linear(3, 2)
-    model.bias.requires_grad_(False)
-    assert train_step.gradient_bytes(model) == 4 * 6
-
-
 def test_the_checksum_sees_one_bit_of_a_parameter_and_no_buffer():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
@@ -227,7 +204,6 @@ def test_the_checksum_sees_one_bit_of_a_parameter_and_no_buffer():
     with torch.no_grad():
         model[0].weight[0, 0] = torch.nextafter(model[0].weight[0, 0], torch.tensor(9.0))
     assert parameter_checksum(model) != before
-    assert parameter_checksum(torch.nn.ParameterList([torch.tensor(1.0)])) != before
 
 
 @pytest.mark.slow
@@ -237,34 +213,19 @@ def test_two_ranks_update_like_one_rank_on_the_whole_batch(one_rank, two_ranks):
     plain = take_steps("mlp:width=16,depth=2", 16, StepConfig(), 2)
     for rank in two_ranks:
         assert_same_weights(whole, rank["weights"])
-        for variant in ("plain", "accumulated", "accumulated_synchronised"):
+        for variant in ("plain", "accumulated"):
             assert_same_weights(plain, rank[variant])
     zero, other = two_ranks
     assert zero["checksum"] == other["checksum"]
     assert zero["resnet_checksums"] == other["resnet_checksums"]
-    assert zero["checksum_local"] != other["checksum_local"]
 
 
 @pytest.mark.slow
-def test_buckets_of_50_and_100_mib_are_one_for_resnet18(two_ranks):
+def test_a_bucket_of_50_mib_is_one_for_resnet18(two_ranks):
     for rank in two_ranks:
-        assert rank["buckets"]["50"] == rank["buckets"]["100"] == [44_726_568]
+        assert rank["buckets"]["50"] == [44_726_568]
         assert len(rank["buckets"]["1"]) > 5
         assert sum(rank["buckets"]["1"]) == 44_726_568
-
-
-def test_buckets_are_regrouped_at_one_rank_too(one_rank):
-    workload = workloads.make("mlp:width=512,depth=4")
-    step = TrainStep(workload.build(), workload.loss, StepConfig(bucket_cap_mb=1), CPU)
-    batch = workload.make_batch(2, CPU, None)
-    sizes = []
-    for _ in range(4):
-        sizes.append(train_step.bucket_bytes(step.ddp))
-        step.run(*batch)
-    total = 4 * (4 * (512 * 512 + 512) + 512 * 10 + 10)
-    assert sizes[0] == [total]
-    assert len(sizes[3]) > 1
-    assert sum(sizes[3]) == total
 
 
 def test_the_settings_of_ddp_are_those_in_force(one_rank):

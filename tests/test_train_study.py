@@ -17,8 +17,8 @@ from lockstep.core.record import KEY, CaseRecord
 from lockstep.report.load.contents import check_value
 
 pytestmark = pytest.mark.slow
-EPOCHS = 8
-FACTORS = {"lr": [0.1, 0.01], "seed": [0, 1], "epochs": [EPOCHS], "target_accuracy": [0.9]}
+EPOCHS = 4
+FACTORS = {"lr": [0.1, 0.01], "epochs": [EPOCHS], "target_accuracy": [0.9]}
 
 
 def command(folder):
@@ -51,7 +51,7 @@ def records(path):
 
 def learned(folder):
     return {
-        (case.world_size, case.factors["lr"], case.factors["seed"]): [
+        (case.world_size, case.factors["lr"]): [
             (row.epoch, row.steps, row.lr, row.loss, row.validation_loss, row.accuracy)
             for row in case.training.rows
         ]
@@ -62,14 +62,14 @@ def learned(folder):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A campaign of two rates, two seeds and two world sizes, as it goes undisturbed."""
+    """A campaign of two rates and two world sizes, as it goes undisturbed."""
     folder = tmp_path_factory.mktemp("whole")
     run(folder)
     return folder
 
 
 def test_a_case_is_a_training_whose_rounds_are_its_epochs(whole):
-    assert Counter(world_size for world_size, _, _ in learned(whole)) == {1: 4, 2: 4}
+    assert Counter(world_size for world_size, _ in learned(whole)) == {1: 2, 2: 2}
     for path in whole.glob("**/result.json"):
         for case in records(path):
             assert (case.scaling, case.global_batch, case.steps_per_round) == ("strong", 96, 15)
@@ -86,28 +86,23 @@ def test_a_case_is_a_training_whose_rounds_are_its_epochs(whole):
 
 def test_every_world_size_learns_the_same_and_every_setting_something_else(whole):
     found = learned(whole)
-    for (_, lr, seed), rows in found.items():
-        assert [row[3] for row in rows] == pytest.approx(
-            [row[3] for row in found[1, lr, seed]], rel=1e-4
-        )
-    assert len({rows[-1][3] for (size, *_), rows in found.items() if size == 1}) == 4
-    assert found[1, 0.1, 0][-1][5] > 0.9
+    for (_, lr), rows in found.items():
+        assert [row[3] for row in rows] == pytest.approx([row[3] for row in found[1, lr]], rel=1e-4)
+    assert found[1, 0.1][-1][3] != found[1, 0.01][-1][3]
+    assert found[1, 0.1][-1][5] > 0.5
 
 
 def test_a_campaign_killed_in_a_training_goes_on_to_the_same_end(whole, tmp_path):
     driver = subprocess.Popen(
         command(tmp_path), cwd=tmp_path, env=environ(ROOT), stdout=subprocess.DEVNULL
     )
-    in_third = 2 * EPOCHS + 2
     try:
-        until(
-            lambda: len(lines(tmp_path, "epoch")) >= in_third or driver.poll() is not None, "epochs"
-        )
+        until(lambda: len(lines(tmp_path, "epoch")) > EPOCHS or driver.poll() is not None, "epochs")
     finally:
         driver.send_signal(signal.SIGKILL)
         driver.wait()
     until(lambda: not inside(tmp_path), "the end of the ranks", 60.0)
-    assert len(lines(tmp_path, "case")) < 4
+    assert len(lines(tmp_path, "case")) < 4  # of all launches
     run(tmp_path)
     assert learned(tmp_path) == learned(whole)
     epochs = Counter(
@@ -115,9 +110,9 @@ def test_a_campaign_killed_in_a_training_goes_on_to_the_same_end(whole, tmp_path
     )
     ends = Counter((at, line["case"]) for at, line in lines(tmp_path, "case"))
     assert set(epochs.values()) == set(ends.values()) == {1}
-    assert len(ends) == 8
+    assert len(ends) == 4
     # The kill may come between a checkpoint and its line.
-    assert 8 * EPOCHS - 1 <= len(epochs) <= 8 * EPOCHS
+    assert 4 * EPOCHS - 1 <= len(epochs) <= 4 * EPOCHS
     for path in tmp_path.glob("**/steps.jsonl"):
         assert [line["step"] for line in read_lines(path)] == list(range(1, EPOCHS * 15 + 1))
 

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,24 +27,16 @@ from lockstep.trainer import training_cli as cli
 from lockstep.trainer.plan import Batch, TrainConfig, epoch_steps
 from lockstep.trainer.trainer import Trainer
 
-FAILING_WORKLOAD = """
+NAN_ON_RANK_1 = """
 import os
 from lockstep.workloads import Workload, make
 
-def _breaking(act) -> Workload:
+def nan() -> Workload:
     mlp = make("mlp:width=64,depth=1")
     def loss(outputs, targets):
-        value = mlp.loss(outputs, targets)
-        if os.environ["RANK"] == "1":
-            value = act(value)
-        return value
+        factor = float("nan") if os.environ["RANK"] == "1" else 1.0
+        return factor * mlp.loss(outputs, targets)
     return Workload("failing", mlp.build, mlp.make_batch, loss)
-
-def unlucky():
-    return _breaking(lambda loss: {}["luck"])
-
-def nan():
-    return _breaking(lambda loss: loss * float("nan"))
 """
 
 
@@ -121,7 +112,7 @@ def batches(world_size, epoch, seed=3):
     ]
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4, 8])
+@pytest.mark.parametrize("world_size", [2, 8])
 def test_a_step_takes_the_same_samples_at_every_world_size(world_size):
     assert batches(world_size, epoch=1) == batches(1, epoch=1)
     assert all(len(batch) == 24 for batch in batches(world_size, epoch=1))
@@ -141,15 +132,10 @@ def test_a_global_batch_is_divided_a_local_one_multiplied_and_others_refused(tmp
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"local_batch": 8}, "local batch"),
         ({"global_batch": None}, "local batch"),
         ({"scheduler": "linear"}, "scheduler"),
-        ({"optimizer": "lion"}, "optimizer"),
         ({"warmup_epochs": 3}, "must be lower than epochs=3"),
-        ({"lr_scale": "cubic"}, "lr_scale"),
-        ({"epochs": 0}, "epochs"),
         ({"lr": float("nan")}, "lr"),
-        ({"accumulation": 0}, "accumulation"),
     ],
 )
 def test_a_run_that_cannot_be_trained_is_refused_before_a_rank_starts(tmp_path, changes, says):
@@ -160,9 +146,7 @@ def test_a_run_that_cannot_be_trained_is_refused_before_a_rank_starts(tmp_path, 
 @pytest.mark.parametrize(
     ("scheduler", "factors"),
     [
-        ("none", [1, 1, 1, 1, 1, 1]),
         ("cosine", [(1 + math.cos(math.pi * epoch / 6)) / 2 for epoch in range(6)]),
-        ("step", [1, 1, 0.1, 0.1, 0.01, 0.01]),
         ("multistep", [1, 1, 1, 0.1, 0.1, 0.01]),
     ],
 )
@@ -187,23 +171,6 @@ def test_the_time_to_an_accuracy_is_that_of_the_first_epoch_that_has_it():
     ]
     times = [trainer.time_to(target, rows) for target in (0.5, 0.8, 0.95, None)]
     assert times == [1.0, 3.0, None, None]
-
-
-def test_the_phases_of_an_epoch_are_parts_of_its_time(tmp_path):
-    for row in train(tmp_path / "run").rows:
-        assert 0 < row.data_s + row.forward_s + row.backward_s < row.time_s
-        assert 0 < row.communication_s < row.backward_s
-
-
-def test_a_device_without_room_names_the_accumulation_that_helps(tmp_path, monkeypatch):
-    def full(*_):
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(Trainer, "_train_epoch", full)
-    with pytest.raises(
-        RuntimeError, match="not enough memory for 60 samples at once; set accumulation to 4"
-    ):
-        train(tmp_path, accumulation=2)
 
 
 @pytest.mark.slow
@@ -236,52 +203,22 @@ def test_a_run_is_recorded_in_full_and_goes_on(tmp_path):
     again = run_command(tmp_path, command)
     assert again.returncode == 2
     assert "already holds a run; pass --resume or another --name" in again.stderr
-    other = run_command(tmp_path, [*command, "--resume", "--lr", "0.1"])
-    assert "trained with lr=0.05, not 0.1; resume with the same options" in other.stderr
-    longer = run_command(tmp_path, [*command, "--resume", "--epochs", "4"])
-    assert "trained with epochs=3, not 4" in longer.stderr  # its rate would have fallen otherwise
-
-
-@pytest.mark.slow
-def test_a_longer_run_goes_on_where_a_shorter_one_came_to(tmp_path):
-    assert run_command(tmp_path, train_command("--epochs 2")).returncode == 0
-    ended = run_command(tmp_path, train_command("--epochs 4 --resume"))
-    assert ended.returncode == 0, ended.stderr
-    rows = block_of(tmp_path)["training"]["rows"]
-    assert [row["is_warmup"] for row in rows] == [True, False, True, False]
     (row,) = load([tmp_path / "results" / "run"]).rows
-    assert len(row.training.rows) == 4
-    assert run_command(tmp_path, train_command("--max-steps 1 --name other")).returncode == 0
-    assert len(load([tmp_path / "results"]).rows) == 2  # a folder of trainings
+    assert len(row.training.rows) == 3
     runs = read_runs(tmp_path / "results")[0]
     assert {run.kind for run in runs} == {"campaign", "launch", "training"}
 
 
-def test_a_smaller_bucket_gives_more_of_them(tmp_path):
-    options = {"workload": "mlp:width=64,depth=300", "epochs": 1, "max_steps": 4}
-    sizes = {
-        cap: train(tmp_path / str(cap), bucket_cap_mb=cap, **options).in_force["bucket_bytes"]
-        for cap in (None, 1.0)
-    }
-    assert len(sizes[1.0]) > len(sizes[None])
-    assert sum(sizes[1.0]) == sum(sizes[None])
-    again = train(tmp_path / "1.0", bucket_cap_mb=1.0, **options)  # takes no step
-    assert again.in_force["bucket_bytes"] == sizes[1.0]
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_seed_fixes_the_losses(tmp_path, workers):
+def test_a_seed_fixes_the_losses(tmp_path):
     def losses(name, **changes):
-        options = {"epochs": 1, "augment": True, "num_workers": workers} | changes
-        return train(tmp_path / name, **options).step_losses
+        return train(tmp_path / name, epochs=1, augment=True, **changes).step_losses
 
     assert losses("one") == losses("two")
     assert losses("other", seed=1) != losses("one")
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"optimizer": "adam"}, {"optimizer": "adamw", "warmup_epochs": 2, "weight_decay": 0.1}],
+    "options", [{}, {"optimizer": "adamw", "warmup_epochs": 2, "weight_decay": 0.1}]
 )
 def test_a_resumed_run_ends_like_one_that_was_not_interrupted(tmp_path, options):
     own = {"augment": True, "lr": 0.01} | options
@@ -307,14 +244,6 @@ def test_a_run_is_not_resumed_as_another(tmp_path):
     torch.save(state, tmp_path / "checkpoint.pt")
     with pytest.raises(ValueError, match="trained with world_size=2, not 1"):
         train(tmp_path)
-
-
-def test_a_checkpoint_of_before_an_option_was_trained_with_its_default(tmp_path):
-    facts = {name: getattr(config(tmp_path), name) for name in (*plan.TRAJECTORY, "epochs")}
-    del facts["optimizer"]
-    plan.refuse_changed(tmp_path, config(tmp_path), facts, num_nodes=1)
-    with pytest.raises(ValueError, match="trained with optimizer=sgd, not adam"):
-        plan.refuse_changed(tmp_path, config(tmp_path, optimizer="adam"), facts, num_nodes=1)
 
 
 def test_a_run_stopped_within_an_epoch_is_kept_and_not_gone_on_from(tmp_path):
@@ -345,17 +274,11 @@ def test_data_that_does_not_fit_the_model_is_refused_and_regression_has_no_accur
         train(tmp_path, precision="tf32")
 
 
-def test_ranks_that_drifted_apart_are_named():
-    trainer.check_equal_parameters(["a", "a"])
-    with pytest.raises(RuntimeError, match="rank 1 ended with other parameters than rank 0"):
-        trainer.check_equal_parameters(["a", "b"])
-
-
 @pytest.mark.slow
 def test_two_ranks_validate_exactly(tmp_path):
     # Batch norm and 357 images over two ranks: neither may show in the result.
     name = "resnet18_cifar:width=4,image=8"
-    command = train_command("--world-size 2 --epochs 2 --lr 0.02", name)
+    command = train_command("--world-size 2 --epochs 1 --lr 0.02", name)
     ended = run_command(tmp_path, command)
     assert ended.returncode == 0, ended.stderr
     block = block_of(tmp_path)
@@ -380,20 +303,11 @@ def test_two_ranks_validate_exactly(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("act", "code", "says"),
-    [
-        ("unlucky", 3, r"rank 1 on \S+: KeyError: 'luck'"),
-        pytest.param(
-            "nan", 1, r"rank 1 on \S+: the loss is nan in step 1 of epoch 1; lower --lr, .*",
-            marks=pytest.mark.chaos,
-        ),
-    ],
-)  # fmt: skip
-def test_when_one_rank_fails_all_end_and_that_rank_is_named(act, code, says, tmp_path):
-    (tmp_path / "own.py").write_text(FAILING_WORKLOAD)
-    ended = run_command(tmp_path, train_command("--world-size 2", f"own:{act}"))
-    assert ended.returncode == code, ended.stderr
+def test_when_the_loss_of_one_rank_is_no_number_all_end_and_that_rank_is_named(tmp_path):
+    (tmp_path / "own.py").write_text(NAN_ON_RANK_1)
+    ended = run_command(tmp_path, train_command("--world-size 2", "own:nan"))
+    assert ended.returncode == 1, ended.stderr
+    says = r"rank 1 on \S+: the loss is nan in step 1 of epoch 1; lower --lr, .*"
     assert re.search(rf"^Error: .*{says}", ended.stderr, re.MULTILINE), ended.stderr
     assert inside(tmp_path) == []
 
@@ -408,14 +322,9 @@ def test_tasks_that_srun_started_without_a_launcher_do_not_each_train_alone(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_commands_start_without_torch():
-    code = "import sys, lockstep.trainer.training_cli; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 @pytest.mark.parametrize(
     ("text", "sizes"),
-    [("1,2", [1, 2]), ("4, 1,2", [1, 2, 4]), ("1", None), ("2,2", None), ("1,two", None)],
+    [("4, 1,2", [1, 2, 4]), ("1", None), ("1,two", None)],
 )
 def test_world_sizes_are_two_or_more_in_order(text, sizes):
     if sizes is not None:
@@ -434,7 +343,6 @@ def right_run(**changes):
     [
         ({"step_losses": [2.3, 1.0, 0.2 + 2.3 * 0.0011]}, "curve"),
         ({"step_losses": [2.3, math.nan, 0.2]}, "curve"),
-        ({"step_losses": [2.3, 1.0]}, "curve"),
         ({"parameters_equal": False}, "parameters"),
         ({"accuracy": 0.949}, "accuracy"),
         ({"step_losses": [2.3, 1.0, 0.2 + 2.3 * 0.0009]}, None),  # rounding

@@ -1,25 +1,21 @@
 """The turns of a step's variants: their number, order and batches, and waits for a core."""
 
-import json
 import os
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from lockstep.core.record import KEY
 from lockstep.core.sizes import find
 from lockstep.measure import timing
 from lockstep.measure.loop_variants import Loop
 from lockstep.measure.step import variants
 
-ROOT = Path(__file__).parents[1]
 ALONE = SimpleNamespace(world_size=1, device=torch.device("cpu"))
 STEPS = dict.fromkeys(("full", "own", "reduce", "half"), lambda: None)  # 3 whole steps a block
 
@@ -27,10 +23,8 @@ STEPS = dict.fromkeys(("full", "own", "reduce", "half"), lambda: None)  # 3 whol
 @pytest.mark.parametrize(
     ("num_steps", "steps", "blocks"),
     [
-        (0, 5, variants.LEAST_BLOCKS),
         (10, 5, variants.LEAST_BLOCKS),
         (130, 5, 5),  # of 78 steps' time, less 3 untimed ones, each block takes 15
-        (130, 1, 24),
         (10**6, 5, variants.MOST_BLOCKS),
     ],
 )
@@ -83,21 +77,6 @@ def test_variants_take_the_batches_that_the_whole_step_has_drawn_one_after_the_o
     assert {len(batch) for batch in seen} == {2, 4}
 
 
-def test_an_order_is_drawn_anew_in_each_run_and_by_one_rank():
-    asked = []
-
-    def settle_all(name, value, judge):
-        asked.append(name)
-        return judge([value, 7])
-
-    world = SimpleNamespace(control=SimpleNamespace(settle_all=settle_all))
-    torch.manual_seed(0)
-    first = variants.draw_order(world, "1")
-    torch.manual_seed(0)
-    assert variants.draw_order(world, "1") != first
-    assert asked == ["1/order"] * 2
-
-
 def test_waits_for_a_core_that_another_process_has_are_counted():
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
@@ -109,33 +88,3 @@ def test_waits_for_a_core_that_another_process_has_are_counted():
         neighbour.wait()
         os.sched_setaffinity(0, cores)
     assert 0 < running_s < 0.8 * taken_s
-
-
-def test_waits_that_the_kernel_does_not_tell_are_not_taken_for_none(monkeypatch, tmp_path):
-    plan = variants.Plan(blocks=1, steps=1)
-    assert "running" in variants.time_in_turns(ALONE, STEPS, plan, seed=0)
-    monkeypatch.setattr(timing, "SCHEDSTAT", tmp_path / "none")
-    assert set(variants.time_in_turns(ALONE, STEPS, plan, seed=0)) == set(STEPS)
-
-
-@pytest.mark.parametrize(
-    ("leads", "buckets", "found"),
-    [
-        ([(3.0, 4), (2.0, 4), (0.0, 8)], [8, 8], [2.0, 0.0]),
-        ([(3.0, 4), (2.0, 8), (0.0, 4)], [8, 8], [2.0, 0.0]),  # one that lies across two
-        ([(1.0, 4), (0.0, 4)], [0, 8], [1.0, 0.0]),  # a bucket takes at least one
-        ([(1.0, 4)], [4, 4], [1.0, 0.0]),
-        ([], [4], [0.0]),
-    ],
-)
-def test_a_bucket_is_ready_when_its_last_gradient_is(leads, buckets, found):
-    assert variants._fill(leads, buckets) == found
-
-
-@pytest.mark.slow
-def test_no_variant_is_timed_where_no_causes_are_asked_for(run_ranks, tmp_path):
-    suite = ["-m", "pytest", ROOT / "bench", "--size", "smoke", "-m", "weak", "--workload", "mlp"]
-    (ended,) = run_ranks([[*suite, "--benchmark-json", "out.json", "--no-causes"]], tmp_path)
-    assert ended.returncode == 0, ended.stdout
-    (entry,) = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
-    assert "rank_variant_s" not in entry["extra_info"][KEY]["details"]

@@ -1,6 +1,5 @@
 """The watchdog: processes that overrun end by it, those that do not are left alone."""
 
-import faulthandler
 import os
 import signal
 import sys
@@ -12,14 +11,14 @@ from commands import finish
 from lockstep.launch import session
 from lockstep.launch.options import Settings
 from lockstep.ranks.placement import Placement
-from lockstep.ranks.watchdog import GRACE_S, Watchdog, stacks_file
+from lockstep.ranks.watchdog import GRACE_S, stacks_file
 
 ROOT = Path(__file__).parents[1]
 # Far beyond the bound, so that a process that its watchdog forgot is told from a slow machine.
 HANG_S = 120
 
 SCRIPT = """
-import atexit, ctypes, threading, time
+import ctypes, threading, time
 from pathlib import Path
 from lockstep.ranks.watchdog import Watchdog
 
@@ -58,16 +57,14 @@ def test_without_a_file_the_stacks_go_to_standard_error_whatever_stands_in_its_p
     "deed",
     [
         "watchdog.disarm()",
-        "watchdog.close()",
         "watchdog.arm(600)",  # the latest counts
-        "watchdog.close(600)",
         # What the first guard holds must not warn of it where the second takes its place.
         "import warnings; warnings.simplefilter('always')\n" + 2 * "watchdog.close(600)\n",
     ],
 )
 def test_who_ends_in_time_ends_well_and_says_nothing(tmp_path, deed):
     path = tmp_path / "stacks.txt"
-    sleep = f"watchdog.arm(0.1)\n{deed}\ntime.sleep(0.3 + {GRACE_S})"
+    sleep = f"watchdog.arm(1)\n{deed}\ntime.sleep(1.2 + {GRACE_S})"
     ended = run(tmp_path, sleep, path)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
@@ -76,11 +73,10 @@ def test_who_ends_in_time_ends_well_and_says_nothing(tmp_path, deed):
 @pytest.mark.parametrize(
     "deed",
     [
-        "atexit.register(overrun)",
         "threading.Thread(target=overrun).start()",
         "class Slow:\n    __del__ = lambda self: overrun()\nslow = Slow()",
     ],
-    ids=["hook", "thread", "destructor"],
+    ids=["thread", "destructor"],
 )
 def test_who_hangs_at_its_end_is_ended_with_its_stacks_on_standard_error(tmp_path, deed):
     path = stacks_file(tmp_path / "journal.jsonl", 1)
@@ -98,26 +94,6 @@ def test_who_hangs_once_python_has_ended_is_ended_by_the_kernel(tmp_path):
     assert (ended.returncode, ended.stdout) == (-signal.SIGALRM, "")
 
 
-@pytest.fixture
-def folder(tmp_path):
-    path = stacks_file(tmp_path / "journal.jsonl", 1)
-    path.parent.mkdir()
-    yield path
-    faulthandler.cancel_dump_traceback_later()
-
-
-def test_an_empty_file_and_an_empty_folder_are_removed(folder):
-    other = folder.with_name("other.txt")
-    other.write_text("stacks")
-    first, second = Watchdog(folder), Watchdog(folder.with_name("second.txt"))
-    first.close()
-    assert sorted(folder.parent.iterdir()) == [other, folder.with_name("second.txt")]
-    other.unlink()
-    second.close()
-    assert not folder.parent.exists()
-    second.close()  # a second time does no harm
-
-
 def settings(timeout_s):
     """Return the settings of a launch that has this time-out, and nothing else."""
     made = object.__new__(Settings)
@@ -125,9 +101,7 @@ def settings(timeout_s):
     return made
 
 
-@pytest.mark.parametrize(
-    ("timeout_s", "patience_s"), [(0.5, 60.0), (20.0, 60.0), (20.5, 61.5), (300.0, 900.0)]
-)
+@pytest.mark.parametrize(("timeout_s", "patience_s"), [(20.0, 60.0), (20.5, 61.5)])
 def test_outside_a_case_a_rank_may_take_three_time_outs_and_a_minute_at_least(
     timeout_s, patience_s
 ):
@@ -135,25 +109,3 @@ def test_outside_a_case_a_rank_may_take_three_time_outs_and_a_minute_at_least(
     # A single process may be a notebook, where nothing may be left to end it.
     assert session.end_s(settings(timeout_s), Placement()) is None
     assert session.end_s(settings(timeout_s), Placement(1, 1, 2, 2)) == patience_s
-
-
-@pytest.mark.slow
-def test_a_process_that_could_not_join_is_not_ended_later(tmp_path):
-    deed = """
-from lockstep.launch import session; from lockstep.ranks import process_group as world
-session.MIN_PATIENCE_S = 0.1
-def fail(*args, **kwargs):
-    raise RuntimeError("no GPU")
-world.join = fail
-class Settings:
-    timeout_s = budget_s = 0.01
-    device = threads_per_rank = None
-try:
-    session.join(Settings())
-except RuntimeError:
-    overrun = lambda: time.sleep(0.5 + {grace_s})
-overrun()
-print("goes on")
-"""
-    ended = run(tmp_path, deed.format(grace_s=GRACE_S))
-    assert (ended.returncode, ended.stdout) == (0, "goes on\n")

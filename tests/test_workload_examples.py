@@ -7,10 +7,8 @@ import shutil
 
 import pytest
 import torch
-import yaml
 from launched import ROOT
 
-from lockstep.cli import COMMANDS
 from lockstep.core import record
 from lockstep.core.record import KEY, Basis
 from lockstep.workloads import Workload, trees
@@ -40,25 +38,10 @@ def test_a_workload_with_more_than_a_loss_is_measured(name, run_ranks, tmp_path)
     assert re.fullmatch(r"[0-9a-f]{64}", block["workload_sha256"])
 
 
-def test_the_optimizer_is_a_factor_of_the_timed_step(run_ranks, tmp_path):
-    chosen = ["-m", "weak", "--set=optimizer=adamw", "--set=fused=true"]
-    block = measured(run_ranks, tmp_path, [str(ROOT / "bench"), *chosen])
-    assert block["factors"]["optimizer"] == "adamw"
-    assert record.basis_of(block["details"]).optimizer == "AdamW"
-
-
 def test_a_repository_of_ones_own_measures_its_test(run_ranks, tmp_path):
     shutil.copytree(EXAMPLES / "own_repository" / "benchmarks", tmp_path / "benchmarks")
     block = measured(run_ranks, tmp_path, ["benchmarks", "-p", "lockstep.launch.hooks"])
     assert (block["world_size"], block["sample_unit"]) == (2, "rows")
-
-
-def test_its_workflow_gives_commands_that_there_are():
-    path = EXAMPLES / "own_repository" / ".github" / "workflows" / "benchmarks.yml"
-    (job,) = yaml.safe_load(path.read_text())["jobs"].values()
-    given = re.findall(r"lockstep ([a-z]+)", "".join(step.get("run", "") for step in job["steps"]))
-    assert given == ["run", "compare"]
-    assert set(given) <= set(COMMANDS)
 
 
 def test_a_batch_is_a_tree_of_tensors():

@@ -35,21 +35,6 @@ def not_a_workload():
 
 def fails():
     raise RuntimeError("boom\\nand more")
-
-
-def waits():
-    raise KeyboardInterrupt
-
-
-def judges(rows: int = 0):
-    raise ValueError("rows must be above 0")
-
-
-def needs(columns):
-    return columns
-
-
-number = 3
 """
 
 
@@ -80,10 +65,7 @@ def test_an_image_workload_knows_how_many_samples_an_epoch_has():
     ("spec", "shape"),
     [
         ("resnet18", (2, 3, 32, 32)),
-        ("resnet18:image=64", (2, 3, 64, 64)),
         ("resnet18_cifar:width=4,image=16", (2, 3, 16, 16)),
-        ("mnist_cnn", (2, 1, 28, 28)),
-        ("mlp:width=8", (2, 8)),
         ("gpt:seq=5", (2, 5)),
         ("vit_b_16:image=32,classes=10", (2, 3, 32, 32)),
     ],
@@ -98,7 +80,7 @@ def test_a_batch_has_its_shape_and_goes_through_the_model(spec, shape):
     assert torch.isfinite(workload.loss(workload.build()(inputs), targets))
 
 
-@pytest.mark.parametrize("spec", [*sorted(workloads.TABLE), "mobilenet_v3_small:image=32"])
+@pytest.mark.parametrize("spec", ["gpt", "sequences", "mobilenet_v3_small:image=32"])
 def test_a_seed_fixes_weights_and_batch(spec):
     def first_weights_and_batch():
         torch.manual_seed(7)
@@ -168,21 +150,12 @@ def own_module(tmp_path, monkeypatch):
     ("spec", "names"),
     [
         ("resnet19", "resnet18"),
-        ("vit_b_61", "vit_b_16"),
         ("xyzzy", "gpt, mlp"),
-        ("mlp:width=", "width="),
         ("mlp:wide=3", "width, depth"),
         ("mlp:width=wide", "whole number"),
-        ("mlp:width=0", "width of 1 or more"),
-        ("mlp:width=99999999999999999999999", "more than 1000000"),
-        ("gpt:size=1t", "toy, small, 124m"),
-        ("no.such.module:thing", "No module named 'no'"),
         ("lockstep.workloads.mlp:nothing", "no attribute 'nothing'"),
         ("ownmodels:not_a_workload", "made a int"),
-        ("ownmodels:number", "of type int"),
         ("ownmodels:fails", "raised RuntimeError: boom;"),
-        ("ownmodels:needs", "raised TypeError: .*'columns';"),
-        ("ownmodels:judges", "rows must be above 0$"),
         ("ownbroken:x", "cannot be loaded: SyntaxError"),
     ],
 )
@@ -200,13 +173,3 @@ def test_a_users_workload_is_named_by_module_and_callable(own_module):
     assert workload.sample_unit == "rows"
     # One dense layer on data: forward, and the weight's gradient.
     assert flop_per_item(workload) == 2 * (2 * 5)
-    with pytest.raises(KeyboardInterrupt):
-        workloads.make("ownmodels:waits")
-
-
-def test_a_users_workload_is_found_by_its_entry_point(own_module):
-    facts = own_module / "ownmodels-1.0.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: ownmodels\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text("[lockstep.workloads]\nridge = ownmodels:ridge\n")
-    assert workloads.make("ridge:features=2").build().in_features == 2

@@ -33,17 +33,7 @@ PMI = {
         pytest.param(TORCHRUN, Placement(3, 1, 4, 2), id="torchrun"),
         pytest.param(SLURM, Placement(0, 0, 1, 1), id="slurm-not-asked-for"),
         pytest.param(
-            SLURM | {"LOCKSTEP_LAUNCHER": "slurm", "SLURM_NTASKS_PER_NODE": "2"},
-            Placement(5, 1, 8, 2),
-            id="slurm",
-        ),
-        pytest.param(
             SLURM | STEP | {"LOCKSTEP_LAUNCHER": "slurm"}, Placement(5, 1, 8, 8), id="slurm-step"
-        ),
-        pytest.param(
-            SLURM | TORCHRUN | {"LOCKSTEP_LAUNCHER": "slurm"},
-            Placement(5, 1, 8, 8),
-            id="slurm-over-torchrun",
         ),
         pytest.param(SLURM | TORCHRUN, Placement(3, 1, 4, 2), id="torchrun-inside-slurm"),
         pytest.param(
@@ -62,26 +52,17 @@ def test_a_place_comes_from_the_launchers_variables(environ, expected):
 @pytest.mark.parametrize(
     ("environ", "sentence"),
     [
-        (TORCHRUN | {"RANK": "abc"}, r"^RANK='abc' is not an integer; start with torchrun \("),
         (
             TORCHRUN | {"RANK": "a" * 99, "SLURM_NTASKS": "8"},
             r"^RANK='a{40}' .* \(set now: RANK='a{40}', LOCAL_RANK='1', .*, SLURM_NTASKS='8'\)$",
         ),
         (SLURM | {"LOCKSTEP_LAUNCHER": "slurm", "SLURM_PROCID": "9"}, r"other; start with srun \("),
-        (OPENMPI | {"OMPI_COMM_WORLD_RANK": "x"}, r"integer; start with mpirun \(set now: "),
-        (PMI | {"PMI_RANK": "x"}, r"integer; start with mpiexec \(set now: "),
-        (TORCHRUN | {"WORLD_SIZE": ""}, r"^WORLD_SIZE='' is not an integer; "),
         (
             TORCHRUN | {"RANK": "4"},
             r"^RANK=4, LOCAL_RANK=1, WORLD_SIZE=4 and 2 .* contradict",
         ),
-        (TORCHRUN | {"RANK": "-1"}, r"^RANK=-1, .* contradict each other; "),
-        (TORCHRUN | {"LOCAL_RANK": "2"}, r"^RANK=3, LOCAL_RANK=2, .* contradict each other; "),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "5"}, r"^RANK=3, .* and 5 ranks per node contradict"),
-        (TORCHRUN | {"LOCAL_WORLD_SIZE": "0", "LOCAL_RANK": "0"}, r"0 ranks per node contradict"),
         ({"RANK": "0"}, r"^WORLD_SIZE is not set, although .*; start with torchrun, or unset"),
-        ({"WORLD_SIZE": "2"}, r"^RANK is not set, although "),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, r"^LOCAL_RANK is not set, although "),
         ({"LOCKSTEP_LAUNCHER": "slurm"}, r"^SLURM_NTASKS is not set, although "),
         ({"LOCKSTEP_LAUNCHER": "mpirun"}, r"^LOCKSTEP_LAUNCHER='mpirun' is not one of torchrun, "),
     ],
@@ -95,12 +76,10 @@ def test_wrong_variables_are_refused_in_one_sentence(environ, sentence):
 @pytest.mark.parametrize(
     ("environ", "ranks_per_node", "threads"),
     [
-        ({}, 1, 12),  # its share of the cores
-        ({}, 5, 2),
+        ({}, 5, 2),  # its share of the cores
         ({}, 24, 1),
         ({"LOCKSTEP_LAUNCHER": "slurm", "SLURM_CPUS_PER_TASK": "6"}, 4, 6),
         ({"OMP_NUM_THREADS": "3,2"}, 2, 3),
-        ({"OMP_NUM_THREADS": "3", "TORCHELASTIC_RUN_ID": "a"}, 2, 3),
         ({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "a"}, 2, 6),  # which torchrun has set
         ({"OMP_NUM_THREADS": "many"}, 2, 6),
     ],
@@ -117,8 +96,6 @@ def test_the_threads_of_a_rank(monkeypatch, environ, ranks_per_node, threads):
         ({}, 64),
         ({"LOCAL_WORLD_SIZE": "4", "SLURM_NTASKS_PER_NODE": "1"}, 4),
         ({"SLURM_STEP_NUM_TASKS": "64", "SLURM_NTASKS_PER_NODE": "8"}, 8),
-        ({"SLURM_STEP_NUM_TASKS": "64", "SLURM_NNODES": "16"}, 4),
-        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS_PER_NODE": "1"}, 64),
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
     ],
 )
@@ -149,7 +126,6 @@ def test_a_single_process_joins_a_world_of_one():
     finally:
         world.leave()
     assert not distributed.is_initialized()
-    world.leave()  # a second time does no harm
 
 
 @pytest.mark.usefixtures("torch_threads")
@@ -159,16 +135,10 @@ def test_a_single_process_joins_a_world_of_one():
         ({}, {"device": "tpu"}, r"^device 'tpu' must be cpu or cuda$"),
         ({}, {"threads_per_rank": 0}, r"^threads_per_rank=0 must be 1 or more$"),
         (TORCHRUN, {}, r"^world size 4 needs the .* MASTER_ADDR and MASTER_PORT; start"),
-        (TORCHRUN | {"MASTER_ADDR": "localhost"}, {}, r"^world size 4 needs .* MASTER_PORT; "),
-        (
-            TORCHRUN | {"MASTER_ADDR": "localhost", "MASTER_PORT": "x"}, {},
-            r"^MASTER_PORT='x' is not a port from 1 to 65535; set MASTER_PORT to a free port$",
-        ),
         (
             TORCHRUN | {"MASTER_ADDR": "localhost", "MASTER_PORT": "99999"}, {},
             r"^MASTER_PORT='99999' is not a port from 1 to 65535; set MASTER_PORT to a free port$",
         ),
-        (TORCHRUN | {"LOCKSTEP_STORE": "node1:0"}, {}, r"^LOCKSTEP_STORE='node1:0' is not HOST:P"),
         (TORCHRUN | {"LOCKSTEP_STORE": "node1:9"}, {}, r"^LOCKSTEP_STORE is set without LOCKSTEP"),
         (TORCHRUN | {"LOCKSTEP_STORE": "node1"}, {}, r"^LOCKSTEP_STORE='node1' is not HOST:PORT; "),
     ],
@@ -189,23 +159,6 @@ def test_an_interface_that_is_not_here_is_refused_and_recorded_for_the_job(tmp_p
     assert record.read_text() == "GLOO_SOCKET_IFNAME\n"
 
 
-@pytest.mark.parametrize(
-    ("backend", "named", "is_missing"),
-    [
-        ("nccl", "l", False),
-        ("nccl", "=nope,lo", False),
-        ("nccl", "^lo", False),
-        ("nccl", "nope", True),
-        ("gloo", "l", True),
-        ("gloo", "lo", False),
-        ("gloo", "", False),
-    ],
-)
-def test_nccl_takes_a_prefix_for_an_interface_and_gloo_a_name(backend, named, is_missing):
-    variables = {f"{backend.upper()}_SOCKET_IFNAME": named}
-    assert bool(world._missing_interface(backend, variables)) == is_missing
-
-
 # Each of the ranks asks for a GPU that is not there, or for ranks that nobody started.
 JOIN = """
 import sys
@@ -217,13 +170,19 @@ except RuntimeError as error:
 """
 
 
+@pytest.fixture
+def join(tmp_path):
+    (tmp_path / "join.py").write_text(JOIN)
+    return "join.py"
+
+
 @pytest.mark.chaos
 @pytest.mark.slow
-def test_all_ranks_are_told_which_one_has_no_gpu(run_ranks, tmp_path):
+def test_all_ranks_are_told_which_one_has_no_gpu(run_ranks, tmp_path, join):
     import torch
 
     visible = torch.cuda.device_count()
-    ended = run_ranks([["-c", JOIN, "cuda", "60"]] * (visible + 2), tmp_path)
+    ended = run_ranks([[join, "cuda", "60"]] * (visible + 2), tmp_path)
     sentences = {rank.stdout for rank in ended}
     assert len(sentences) == 1
     assert re.match(
@@ -234,10 +193,8 @@ def test_all_ranks_are_told_which_one_has_no_gpu(run_ranks, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_come_is_named(run_ranks, tmp_path):
-    ended = run_ranks(
-        [["-c", JOIN, "cpu", "4"], ["-c", JOIN, "cpu", "4"], ["-c", "pass"]], tmp_path
-    )
+def test_a_rank_that_does_not_come_is_named(run_ranks, tmp_path, join):
+    ended = run_ranks([[join, "cpu", "4"], [join, "cpu", "4"], ["-c", "pass"]], tmp_path)
     assert [rank.stdout for rank in ended] == [
         "rank 2 of 3 did not join within 4 s; check that its process and its node run\n"
     ] * 2 + [""]
@@ -245,9 +202,9 @@ def test_a_rank_that_does_not_come_is_named(run_ranks, tmp_path):
 
 @pytest.mark.chaos
 @pytest.mark.slow
-def test_a_wrong_address_is_named_with_the_way_there(run_ranks, tmp_path):
+def test_a_wrong_address_is_named_with_the_way_there(run_ranks, tmp_path, join):
     (ended,) = run_ranks(
-        [["-c", JOIN, "cpu", "2"]],
+        [[join, "cpu", "2"]],
         tmp_path,
         RANK="1",
         WORLD_SIZE="2",

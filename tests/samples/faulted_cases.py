@@ -9,7 +9,6 @@ import faulthandler
 import os
 import resource
 import signal
-import threading
 import time
 from pathlib import Path
 
@@ -70,7 +69,6 @@ DEEDS = {
     "exit": lambda: pytest.exit("no licence here"),
     "raise": _raise,
     "shape": lambda: _sum(1, numel=8),
-    "linger": lambda: threading.Thread(target=time.sleep, args=(FOREVER_S,)).start(),
     "timer": _take_timer,
     "sleep": lambda: time.sleep(FOREVER_S),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
@@ -121,7 +119,3 @@ def test_b_breaks(breaks, lockstep, workload, precision, local_batch):
 @pytest.mark.cases("weak")
 def test_c_after(lockstep, workload, precision, local_batch):
     _measure(lockstep, 40)
-
-
-if FAULT == "module" and IS_FAULTY:
-    pytest.skip("no such GPU here", allow_module_level=True)

@@ -1,8 +1,7 @@
 """Lets every rank tell how its cases ended, for only rank 0 prints and writes.
 
-`FAULT=clock` sets the clock of the rank that `FAULT_RANK` names an hour ahead, `FAULT=late` keeps
-that rank from ending once all cases are measured, and `FAULT=internal` breaks it between two phases
-of a case, where a signal's handler may raise.
+`FAULT=clock` sets the clock of the rank that `FAULT_RANK` names an hour ahead, and `FAULT=internal`
+breaks it between two phases of a case, where a signal's handler may raise.
 """
 
 import json
@@ -15,7 +14,6 @@ from lockstep.core import sizes
 sizes.shuffle = lambda items, name_of, seed: list(items)
 RANK = os.environ.get("RANK", "0")
 AHEAD_S = 3600.0
-FOREVER_S = 600.0
 # Opened now, for a rank that breaks may be unable to open any file.
 TOLD = Path(f"told-{RANK}.jsonl").open("a", encoding="utf-8", buffering=1)  # noqa: SIM115
 
@@ -24,11 +22,6 @@ IS_FAULTY = os.environ.get("FAULT_RANK", "1") == RANK
 if os.environ.get("FAULT") == "clock" and IS_FAULTY:
     _time = time.time
     time.time = lambda: _time() + AHEAD_S
-
-
-def pytest_sessionfinish():
-    if os.environ.get("FAULT") == "late" and IS_FAULTY:
-        time.sleep(FOREVER_S)
 
 
 def pytest_runtest_logreport(report):
