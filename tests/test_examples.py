@@ -33,8 +33,9 @@ EXAMPLES = {line: where for where, line in reversed(collected())}
 IMPORTED = {"cited": "table.csv", "published": "table.csv", "guide": "guide", "cyclone": "cyclone"}
 MADE = {*IMPORTED, "before", "after", "runs", "tuned", "run"}
 # A name of results that an example reads -> the measured campaign that is found under it.
+OTHERS = {"a": "fp32", "benchmarks": "fp32", "bf16": "bf16", "fp32": "fp32", "gpu/rungs": "bf16"}
 RESULTS = {
-    name: {"bf16": "bf16", "gpu/rungs": "bf16", "b": "batch"}.get(name, "fp32")
+    name: OTHERS.get(name, "batch")
     for line in EXAMPLES
     for name in re.findall(r"(?<!--to )results/([\w/-]+)", line)
     if name not in MADE
@@ -58,34 +59,26 @@ IN_CI = ("make demo", "make test", "lockstep run", "lockstep run verify")
 # What another example or test does for real, in seconds or minutes.
 DONE = (
     "lockstep run train --workload mlp:width=64 --data digits --global-batch 96 --epochs 5",
+    "lockstep run train --workload resnet18_cifar:width=8 --data tiny_cifar10 --global-batch 20 "
+    "--epochs 1",  # with all its options the one on cifar10
     "lockstep run verify --world-sizes 1,2,4 --json",  # without --json `make demo`
-    "lockstep screen --json",  # the ranks that it chooses are two, too
+    "lockstep run verify --workload mine:tabular",  # a workload of this file `pytest bench/`
+    *("lockstep screen", "lockstep screen --json"),  # the ranks that it chooses are two, too
+    "lockstep demo --to results/look",  # test_recorded.py
     "python examples/rungs/train.py",  # test_four_rungs.py
 )
-# What would take minutes here, or download -> what is typed in its place. What is measured as
-# other tests measure it is only planned.
+# What other tests measure or build is only planned.
+PLANNED = re.compile(r"\blockstep (?:run(?! train| verify| data)|diagnose|image build)\b")
+# What would take minutes here, or download -> what is typed in its place.
 SHORTER = {
     "--data cifar10": "--data synthetic --num-synthetic 128",
     "--data mnist": "--data synthetic --num-synthetic 256",
     "--work work.toml": "--work example --despite",  # its reader's own file, of GPUs
     "--epochs 30": "--epochs 1",
     "--epochs 5": "--epochs 1",
-    "--world-sizes 1,2,4": "--world-sizes 1,2",
-    "--repeats 5": "--repeats 5 --dry-run",
-    "lockstep run --": "lockstep run --dry-run --",
-    "run --dry-run --tests benchmarks": "run --tests benchmarks --size smoke --repeats 1",
-    "run examples": "run --dry-run examples",
-    "run rates": "run rates --dry-run",
-    "run rungs": "run rungs --dry-run",
-    "run ladder.toml": "run ladder.toml --dry-run",
-    "run smoke": "run smoke --dry-run",
-    "--dry-run --workload sequences --to": "--workload sequences --studies weak --world-sizes 2 "
-    "--to",
-    "lockstep diagnose": "lockstep diagnose --dry-run",
     "lockstep screen": "lockstep screen --repeats 12",
     "cifar --data": "cifar:width=8 --data",
     "--augment --precision bf16": "--augment",  # which some CPUs emulate, in minutes
-    "image build": "image build --dry-run",
     "--nproc-per-node 8": "--nproc-per-node 2",
     "--explain": "--explain 2",
     "serve results/campaign --port 8765": "serve results/campaign --print-epilog",
@@ -113,7 +106,15 @@ def build(local_batch):
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory, measured):
+def texts(tmp_path_factory):
+    """A user's folder without results."""
+    folder = tmp_path_factory.mktemp("texts")
+    _write_texts(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory, measured, texts):
     """A user's folder, with all that the examples name."""
     folder = tmp_path_factory.mktemp("desk")
     for name, campaign in sorted(RESULTS.items()):
@@ -124,16 +125,12 @@ def desk(tmp_path_factory, measured):
     for world_size in (1, 8):
         there = measured / "fp32" / "launches" / f"w{min(world_size, 2)}-r0" / "result.json"
         shutil.copy(there, folder / f"w{world_size}.json")
-    _copy_checkout(folder)
-    _write_texts(folder)
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True)
+    subprocess.run(["tar", "-x"], cwd=folder, input=archive.stdout, check=True)
+    shutil.copytree(texts, folder, dirs_exist_ok=True)
     for name, table in IMPORTED.items():
         assert run(folder, f"lockstep import {table} --to results/{name}").returncode == 0
     return folder
-
-
-def _copy_checkout(folder):
-    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True)
-    subprocess.run(["tar", "-x"], cwd=folder, input=archive.stdout, check=True)
 
 
 def _split(measured, results):
@@ -207,6 +204,7 @@ def _work(line):
 
 
 def shortened(line):
+    line = PLANNED.sub(r"\g<0> --dry-run", line)
     for long, short in SHORTER.items():
         line = line.replace(long, short)
     return line
@@ -224,12 +222,11 @@ LINES = [line for line in EXAMPLES if _is_of_here(line)]
 
 
 @pytest.mark.parametrize("line", _chosen(LINES))
-def test_an_example_runs_as_it_is_given(desk, tmp_path, line):
+def test_an_example_runs_as_it_is_given(desk, texts, tmp_path, line):
     command = line.split()[1]
     folder = desk
     if command in WRITERS:
-        folder = tmp_path
-        _write_texts(folder)
+        folder = shutil.copytree(texts, tmp_path / "desk")
     ended = run(folder, shortened(line))
     said = ended.stdout + ended.stderr
     assert ended.returncode in ((0, 1) if command in JUDGES else (0,)), said

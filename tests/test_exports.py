@@ -8,7 +8,6 @@ import json
 import math
 import re
 import shutil
-import sqlite3
 from statistics import median
 
 import pytest
@@ -21,7 +20,7 @@ from lockstep.core import formats
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.load.reading import gather
 from lockstep.report.page.content_of_page import page
-from lockstep.report.report_cli import demo, import_table, report
+from lockstep.report.report_cli import import_table, report
 from lockstep.report.tracker import sending, tracked
 from lockstep.report.tracker.runs import read_runs
 from lockstep.report.tracker.tracked import metric_name
@@ -36,17 +35,15 @@ SHOWN = {
     "Speed-up": ("speedup", 1), "Efficiency %": ("parallel_efficiency", 100),
     "Time h": ("time_s", 1 / 3600),
 }  # fmt: skip
-of_all = pytest.mark.parametrize("folder", ["demo", "guide", "measured"], indirect=True)
-of_campaigns = pytest.mark.parametrize("folder", ["demo", "measured"], indirect=True)
+of_all = pytest.mark.parametrize("folder", ["guide", "measured"], indirect=True)
+of_a_campaign = pytest.mark.parametrize("folder", ["measured"], indirect=True)
 
 
 @pytest.fixture(scope="module")
 def folder(request, tmp_path_factory):
     """Results of a kind, with their page."""
     made = tmp_path_factory.mktemp(request.param) / "results"
-    if request.param == "demo":
-        run(demo, "--to", made)
-    elif request.param == "guide":
+    if request.param == "guide":
         run(import_table, ROOT / "reports" / "seeds" / "guide.csv", "--to", made)
     else:
         shutil.copytree(ROOT / "tests" / "data" / "measured_before", made)
@@ -69,12 +66,6 @@ def name_of(point, column):
 @of_all
 def test_json_holds_the_numbers_of_the_page(folder, points):
     assert json.loads(run(report, folder, "--json").stdout)["points"] == points
-
-
-@of_campaigns
-def test_a_pack_holds_the_numbers_of_the_page(folder, points, tmp_path):
-    run(report, folder, "--proposal", "generic", "--despite", "--to", tmp_path / "pack")
-    assert json.loads((tmp_path / "pack" / "numbers.json").read_text())["points"] == points
 
 
 @of_all
@@ -133,7 +124,7 @@ def rounded(value, scale, cell):
     return round(value * scale, decimals or min(0, 2 - math.floor(math.log10(value * scale))))
 
 
-@of_campaigns
+@of_a_campaign
 def test_each_run_of_a_tracker_has_the_numbers_of_its_launch_and_its_point(folder, points):
     ratios = {name_of(one, "parallel_efficiency"): one["parallel_efficiency"] for one in points}
     frame = lockstep.read(folder, launches=True)
@@ -153,13 +144,8 @@ def test_each_run_of_a_tracker_has_the_numbers_of_its_launch_and_its_point(folde
         assert values.get(name[0], [None])[-1] == ratios[name]
 
 
-@pytest.mark.parametrize("folder", ["guide"], indirect=True)
-def test_a_table_has_no_run_that_a_tracker_could_be_sent(folder):
-    assert read_runs(folder)[0] == []
-
-
-@of_campaigns
-def test_trackers_are_sent_those_numbers_unchanged(folder, tmp_path, monkeypatch):
+@of_a_campaign
+def test_trackers_are_sent_those_numbers_unchanged(folder, monkeypatch):
     monkeypatch.setenv(tracked.KEY_VARIABLE, KEY)
     runs = read_runs(folder)[0]
     expected = sorted((m.name, m.value, m.step) for one in runs for m in one.metrics)
@@ -170,11 +156,3 @@ def test_trackers_are_sent_those_numbers_unchanged(folder, tmp_path, monkeypatch
             for m in one["metrics"]
         ]  # fmt: skip
     assert sorted(found) == expected
-    needed("mlflow")
-    path = tmp_path / "m.db"
-    assert (
-        sending.send(folder, tracked.Tracker(kind="mlflow", uri=f"sqlite:///{path}")).kind == "sent"
-    )
-    with sqlite3.connect(path) as database:
-        rows = database.execute("SELECT key, value, step FROM metrics").fetchall()
-    assert sorted(rows) == expected
