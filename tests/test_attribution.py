@@ -1,6 +1,3 @@
-import shlex
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -210,16 +207,6 @@ def test_a_single_rank_waits_for_nobody_and_no_base_makes_it_compute_more_than_i
     assert contention.seconds >= 0
 
 
-def test_the_next_step_of_a_card_measures_the_same_model_beside_the_results():
-    from lockstep.campaign.run_cli import run
-
-    (found,) = verdict_card.judge_all([ladder("weak", [(1, *BASE), (2, 1.4, two(1.0, 1.4))])], 0.9)
-    command, _, _ = found.advice.partition("  ")
-    given = run.make_context("run", shlex.split(command)[2:]).params
-    assert (found.bound.kind, given["workload"]) == ("communication", found.series.row.workload)
-    assert given["name"] != "laptop"
-
-
 @pytest.mark.slow
 def test_intervals_of_turns_hold_the_truth_as_often_as_they_say():
     draw, means = np.random.default_rng(2), {"full": [1.2, 1.2], "own": [1.0, 1.0]}
@@ -327,22 +314,6 @@ def test_results_without_variants_are_not_split():
     assert told(series, series.points[1]) is None
 
 
-def test_each_test_of_ones_own_has_a_card_and_what_loses_most_is_told_first():
-    series = ladder("weak", [(1, *BASE), (2, 2.35, two(2.1, 2.3))])
-    rows = {"test_a": rows_of(ladder("weak", [(1, *BASE)])), "test_b": rows_of(series)}
-    own = [
-        replace(row, case=f"bench/x.py::{name}[n=1]", workload=name, factors={"n": 1})
-        for name, of_test in rows.items()
-        for row in of_test
-    ]
-    found = verdict_card.judge_all(series_of(own), 0.7)
-    assert [one.series.row.workload for one in found] == ["test_b", "test_a"]
-    assert found[0].bound.kind == "imbalance"
-    assert found[0].is_own
-    (suite,) = verdict_card.judge_all([series, series], 0.7)
-    assert not suite.is_own
-
-
 @pytest.mark.parametrize("rules", [[], ["shared-device"]])
 def test_what_the_check_forbids_has_no_causes_either(rules):
     series = ladder("weak", [(1, *BASE), (2, 1.35, two(1.1, 1.3))])
@@ -354,7 +325,7 @@ def test_what_the_check_forbids_has_no_causes_either(rules):
     assert [bool(one) for one in (*told, drawn)] == [not rules] * 4
 
 
-def test_one_loss_has_one_value_on_card_and_headline_and_in_table_and_figure():
+def test_one_loss_has_one_value_on_card_and_headline():
     # The turns take a tenth less than the rounds, and communication 0.1 s more in each launch.
     series = ladder("weak", [(1, 1.1, BASE[1]), (2, 1.6, two(1.1, 1.4))])
     here = series.points[1]
@@ -369,10 +340,5 @@ def test_one_loss_has_one_value_on_card_and_headline_and_in_table_and_figure():
     assert {p.cause: p.seconds for p in reason(series, here).named}.items() <= {
         cause: seconds for cause, (seconds, _) in shares.items()
     }.items()
-    made = ladder_panel("weak", [series], 0.7, "GPU-hours", {})
-    (table_,) = [t for t in made["tables"] if t["caption"].startswith("Where a step's time")]
-    cells = {row[1]: row[2:] for row in table_["rows"] if row[0] == "2"}
     exposed = number(shares["exposed"][0] * 1e3)
-    assert cells["Exposed communication"][0] == cells["Exposed communication"][2] == exposed
-    assert cells["Compute"][0] == number(card.compute_s * 1e3)
     assert any(f"{exposed} ms" in line for line in verdict_card.judge([series], 0.7).lines())

@@ -13,8 +13,6 @@ from pathlib import Path
 import commands
 import pytest
 from commands import finish
-from data.report_samples import document, provenance, write
-from data.report_samples import record as record_of
 from launched import environ
 
 from lockstep.cli import lockstep
@@ -115,35 +113,6 @@ def test_the_commands_of_reproduce_run(folder):
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (folder / "again.html").unlink()
-
-
-def own_results(folder, **known):
-    """Results of one test of the user's own, as `lockstep run --tests` leaves them."""
-    words = ("pytest", "-p", "lockstep.launch.hooks", "--size=smoke", "--seed=0")
-    facts = {
-        "provenance": provenance(command=words, **known),
-        "expected": ["benchmarks/t.py::test_mine"],
-    }
-    case = record_of("weak", workload="test_mine")
-    write(folder, document("w1-r0", 1, {"test_mine": case}, **facts))
-    campaign = {"schema": 1, "name": "mine", "tests": ["/there/benchmarks"], "world_sizes": [1]}
-    (folder / "campaign.json").write_text(json.dumps(campaign))
-
-
-@pytest.mark.parametrize(
-    ("recorded", "said"),
-    [
-        ({"project_commit": "abc123", "project_dirty": True}, "at commit abc123, with changes"),
-        ({}, "at a commit that was not recorded"),
-    ],
-)
-def test_tests_of_one_s_own_are_reproduced_in_their_repository(tmp_path, recorded, said):
-    own_results(tmp_path / "mine", **recorded)
-    run("bundle", tmp_path / "mine")
-    with opening.open_archive(tmp_path / "mine.tar.gz") as inside:
-        text = (inside / "reproduce.md").read_text()
-    assert said in text
-    assert "set `tests` in campaign.toml to their path" in text
 
 
 def checksums(files):

@@ -5,11 +5,8 @@ from functools import partial
 import commands
 import pytest
 from data.report_samples import document, provenance, record, strong_tree, write
-from planted import others
 
 from lockstep.report.compare.compare_cli import compare
-from lockstep.report.compare.comparison import environment
-from lockstep.report.load.reading import load
 
 run = partial(commands.run, compare)
 # Times of a step whose launches vary by 1 %, and the same 10 % slower.
@@ -74,16 +71,3 @@ def test_what_cannot_be_judged_names_the_change_it_could_have_shown(sides, b, a,
     assert all(
         text.format(least and f"{float(f'{100 * least:.2g}'):g} %") in shown for text in texts
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("about", "differing", "equal"), [
-    ({"machine_info": [{"node": "ci-1"}, {"node": "ci-2"}]}, ["hosts"], []),
-    ({"commit_info": [{"id": "1f0c"}, {"id": "92be"}], "machine_info": [{"node": "ci-1"}] * 2},
-     ["project_commit"], ["hosts"]),
-])  # fmt: skip
-def test_others_benchmarks_say_of_what_commit_and_host_they_are(tmp_path, about, differing, equal):
-    root = others(tmp_path / "history", **about)
-    a, b = (load([root / name]) for name in ("0.json", "1.json"))
-    found, same = environment((a.launches, b.launches), (a.rows, b.rows))
-    assert (list(found), [name for name in same if name == "hosts"]) == (differing, equal)

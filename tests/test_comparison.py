@@ -206,17 +206,6 @@ def test_another_driver_or_image_is_what_one_compares_for_and_other_devices_may_
     assert made.environment["device_names"] == ([["H100"]], [["A100"]])
 
 
-def test_a_fact_that_older_results_lack_differs_only_where_it_is_known(tmp_path):
-    old = strong_tree(tmp_path / "old", provenance=provenance())
-    new = [
-        strong_tree(tmp_path / str(commit), provenance=provenance(project_commit=commit))
-        for commit in (None, "ab12")
-    ]
-    unknown, known = (compare(results(old), results(folder)).environment for folder in new)
-    assert unknown == {}
-    assert known == {"project_commit": ([None], ["ab12"])}
-
-
 def test_measured_is_not_compared_with_cited(tmp_path):
     a = results(strong_tree(tmp_path / "a"))
     case = a.rows[0].case

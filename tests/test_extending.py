@@ -51,19 +51,6 @@ def few_rounds(_series: Series, point: Point) -> Iterator[Finding]:
 """,
         )
     },
-    "target": {
-        "lockstep/report/gate/targets.py": (
-            "    num_nodes: Count | None = key(",
-            '    num_launches: Count | None = key("least launches")\n'
-            "    num_nodes: Count | None = key(",
-        ),
-        "lockstep/report/gate/gates.py": (
-            "        *_nodes(targets, results),",
-            "        *_nodes(targets, results),\n"
-            '        Verdict("num_launches", least=targets.num_launches, unit="launches",\n'
-            '            verdict=MET, where="all results", value=len(results.launches)),',
-        ),
-    },
     "command": {
         "lockstep/hello.py": (
             "",
@@ -131,9 +118,6 @@ def test_each_further_addition_changes_two_files_at_most_and_works(copy):
     assert "Stride of the input" in (copy / folder / "report.html").read_text()
     found = json.loads(lockstep(copy, "check", folder, "--json"))["findings"]
     assert "3 rounds were timed" in {one["message"].partition(":")[0] for one in found}
-    (copy / "t.targets.toml").write_text("schema = 1\nnum_launches = 1\n")
-    judged = json.loads(lockstep(copy, "check", folder, "--targets", "t.targets.toml", "--json"))
-    assert "num_launches" in str(judged)
     assert lockstep(copy, "hello") == "hello from a command\n"
 
 

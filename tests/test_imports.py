@@ -159,15 +159,6 @@ def test_times_are_read_as_people_type_them(tmp_path, text, metric, seconds):
     assert found == pytest.approx(seconds)
 
 
-def test_two_columns_of_rates_are_two_tables(tmp_path):
-    imported = table_of(tmp_path, "gpus,fp32 (img/s),amp (img/s)\n1,352,800\n2,690,1580\n")
-    rates = {
-        name: [row["throughput_samples_per_s"] for row in table["rows"]]
-        for name, table in imported.tables.items()
-    }
-    assert rates == {"fp32 (img/s)": [352, 690], "amp (img/s)": [800, 1580]}
-
-
 def test_an_import_prints_how_it_reads_each_column(tmp_path):
     path = csv_file(tmp_path / "table.csv", "setup,Img/sec,acc\n2 nodes x 8 GPUs,10.5k,0.9\n")
     ended = commands.run(import_table, path, "--to", tmp_path / "out", "--dry-run")
@@ -204,22 +195,6 @@ def test_a_row_that_calls_itself_ideal_is_no_result(tmp_path, column, cell, orig
     assert [row["origin"] for table in imported.tables.values() for row in table["rows"]] == [
         "cited", origin,
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("lines", "efficiency"),
-    [
-        (("1,100,step_time,ms,weak", "8,125,step_time,ms,weak"), 0.8),  # which needs no batch
-        (("1,100,step_time,ms,strong", "4,40,step_time,ms,strong"), 0.625),
-        # The smallest size is the baseline where one is missing.
-        (("8,100,throughput,tokens/s,", "256,1250,throughput,tokens/s,"), 12.5 / 32),
-    ],
-)
-def test_efficiency_follows_from_what_a_table_holds(tmp_path, lines, efficiency):
-    text = "\n".join(("n,value,metric,unit,scaling", *lines, ""))
-    (series,) = points_of(table_of(tmp_path, text), tmp_path)
-    assert series.baseline == series.points[0].world_size
-    assert series.points[1].parallel_efficiency == pytest.approx(efficiency)
 
 
 @pytest.mark.parametrize(
@@ -274,13 +249,6 @@ def test_the_first_epoch_warms_up(tmp_path):
     (table,) = imported.tables.values()
     assert table["rows"][0]["time_s"] == 20.0
     assert table["rows"][0]["throughput_samples_per_s"] == pytest.approx(50.0)
-
-
-def test_a_log_with_a_broken_time_names_the_job(tmp_path):
-    head = "jobid,epoch,world_size,global_batch,epoch_time_s,images_per_sec\n"
-    path = csv_file(tmp_path / "e.csv", head + "7,1,1,10,x,1\n")
-    with pytest.raises(ValueError, match="job 7: epoch_time_s is 'x', not a number"):
-        read([path])
 
 
 def test_an_import_is_not_overwritten(tmp_path):

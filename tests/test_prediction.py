@@ -144,14 +144,6 @@ def test_only_sizes_from_the_smallest_to_twice_the_largest_are_predicted(at):
     assert predict(known, at, force=True).refusal is None
 
 
-@pytest.mark.parametrize("last", [380, 395], ids=["falls", "saturation"])
-def test_no_curve_is_drawn_beyond_a_rate_that_no_longer_grows(last):
-    known = ladder({1: [100], 2: [198], 4: [390], 8: [last]}, nodes=None)
-    reason = predict(known, 16).refusal
-    assert (reason.kind, reason.world_sizes, reason.measure) == ("break", (8,), ())
-    assert reason.fact in predict(known, 16, force=True).warnings
-
-
 @pytest.mark.parametrize("sizes", [(1, 2, 4), (2, 8, 32), (16, 24, 32)])
 def test_three_sizes_are_answered_with_a_wide_interval(sizes):
     law = {p: [100 * p / (1 + 0.02 * p)] for p in range(1, 65)}

@@ -121,13 +121,6 @@ def test_settings_that_slow_or_miss_a_launch_are_flags(environ, dropped, kinds):
         assert flags[0].values == {"names": ["OMP_PROC_BIND"]}
 
 
-def test_slurm_facts_are_those_of_the_job_and_empty_outside_one():
-    job = {"SLURM_JOB_ID": "17", "SLURM_NNODES": "2", "SLURM_STEP_ID": "0"}
-    job |= {"SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "1"}
-    assert provenance.slurm_facts(job | {"SLURM_CONF": "/etc/slurm.conf"}) == job
-    assert provenance.slurm_facts({"HOME": "/"}) == {}
-
-
 HASHED = hashlib.sha256(b"image").hexdigest()
 
 

@@ -232,12 +232,6 @@ def test_unreadable_results_are_reported_and_an_empty_folder_is_not(folder, tmp_
     assert (sent.kind, sent.num_runs, (other / "tracker").exists()) == ("unreadable", 0, False)
 
 
-def test_what_is_late_is_left_for_the_next_time(folder):
-    with serving() as tracker:
-        sent = send(folder, tracker, until_s=time.monotonic())
-        assert (sent.kind, tracker.heard) == ("late", 0)
-
-
 def test_a_late_answer_is_not_taken_for_the_next(folder):
     with serving() as tracker:
         sender = live.Sender(folder, tracked.Tracker(kind="http", uri=tracker.uri))
