@@ -1,7 +1,8 @@
 """Every example in a `--help` and in the documents runs, on results that the tests measured.
 
 The examples are collected from the texts themselves, so a new one is run without being named here.
-Of examples that would do the same, one runs; the command line takes every word of the others.
+Those run that have an option or a word of their command that no longer one has; the command line
+takes every word of the others.
 """
 
 import json
@@ -195,14 +196,6 @@ def _is_of_here(line):
     return not line.startswith(ELSEWHERE) and line not in IN_CI and not line.startswith(". ")
 
 
-def _work(line):
-    """Return what a line does, whatever it calls the results that it reads or writes."""
-    line, num_planned = re.subn(" --dry-run", "", shortened(line))
-    line = re.sub(r" --(?:replace|name \S+|to results/\S+)", "", line)
-    line = re.sub(r"results/([\w/-]+)", lambda found: RESULTS.get(found[1], found[1]), line)
-    return line + " --dry-run" * bool(num_planned)
-
-
 def shortened(line):
     line = PLANNED.sub(r"\g<0> --dry-run", line)
     for long, short in SHORTER.items():
@@ -210,11 +203,21 @@ def shortened(line):
     return line
 
 
+def _words(line):
+    """Return what follows a command, whatever the results are called that it reads or writes."""
+    line = re.sub(r" --(?:replace|name \S+|to results/\S+)", "", shortened(line))
+    line = re.sub(r"results/([\w/-]+)", lambda found: RESULTS.get(found[1], found[1]), line)
+    first, second, *words = line.split()
+    return {(first, second, word) for word in (words or [""])}
+
+
 def _chosen(lines):
-    """Return one line of each kind of work, the one that says most; a part of another is none."""
-    longest = {_work(line): line for line in sorted(lines, key=len)}
-    parts = {part for work in longest for part in work.split(" && ") if part != work}
-    chosen = {line for work, line in longest.items() if work not in parts} - {*DONE}
+    """Return lines that have every word after a command that is not done elsewhere."""
+    seen, chosen = set().union(*map(_words, DONE)), set()
+    for line in sorted({*lines} - {*DONE}, key=lambda line: (-len(line.split()), line)):
+        if not _words(line) <= seen:
+            chosen.add(line)
+        seen |= _words(line)
     return [line for line in lines if line in chosen]
 
 
