@@ -263,7 +263,7 @@ def test_a_measurement_goes_on_when_its_tracker_dies(tmp_path):
         site = tmp_path / "site.toml"
         site.write_text(f'[tracker]\nkind = "http"\nuri = "{tracker.uri}"\n')
         known = environ(ROOT) | {tracked.KEY_VARIABLE: KEY, tracked.SITE_VARIABLE: str(site)}
-        options = ["smoke", "--studies", "weak", "--world-sizes", "1", "--device", "cpu"]
+        options = ["smoke", "--studies", "weak", "--world-sizes", "1,2", "--device", "cpu"]
         command = partial(
             subprocess.run, cwd=tmp_path, env=known, capture_output=True, text=True, check=False
         )
@@ -271,15 +271,15 @@ def test_a_measurement_goes_on_when_its_tracker_dies(tmp_path):
         assert ended.returncode == 0, ended.stderr
         assert "lockstep export again results/smoke sends the rest" in ended.stderr
         results = tmp_path / "results" / "smoke"
-        assert len(list(results.glob("launches/*/result.json"))) == 1
+        assert len(list(results.glob("launches/*/result.json"))) == 2
         tracker.dies_after = None
-        for new in ("2 new or changed", "nothing is new"):
+        for new in ("3 new or changed", "nothing is new"):
             ended = command([*run, "export", "again", results])
             assert ended.returncode == 0
             assert new in ended.stdout
         states = received(tracker).values()
-    assert sorted(state for state, *_ in states) == ["FINISHED"] * 2
-    assert [files for *_, files in states].count(["log.txt", "result.json"]) == 1
+    assert sorted(state for state, *_ in states) == ["FINISHED"] * 3
+    assert [files for *_, files in states].count(["log.txt", "result.json"]) == 2
     kept = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".pt"]
     assert not [path for path in kept if KEY.encode() in path.read_bytes()]
 
