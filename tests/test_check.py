@@ -1,7 +1,6 @@
 """The rules of `lockstep check`: each planted defect is named, and clean campaigns are not."""
 
 import json
-import re
 from dataclasses import fields
 from typing import get_type_hints
 
@@ -12,9 +11,6 @@ from planted import CLEAN, PLANTED, always, cited, measured, table
 from planted_errors import PLANTED as ERRORS
 from planted_errors import WARNED, copy_launch
 
-from lockstep.campaign import run_cli
-from lockstep.campaign.campaign import Campaign
-from lockstep.core.flags import WORDS
 from lockstep.core.record import (
     Basis,
     CaseRecord,
@@ -28,7 +24,7 @@ from lockstep.core.record import (
 from lockstep.machine.nvidia import GAUGES
 from lockstep.machine.provenance import SLURM_NAMES
 from lockstep.machine.telemetry import TOTALS
-from lockstep.report.check import checker, recorded_facts
+from lockstep.report.check import recorded_facts
 from lockstep.report.check.check_cli import check as command
 from lockstep.report.check.checker import blocked_by, check
 from lockstep.report.check.curve_rules import super_linear
@@ -108,14 +104,6 @@ def test_each_recorded_fact_is_compared_or_listed_with_the_rule_or_the_reason():
     assert unsaid == set()
 
 
-def test_options_that_advice_names_are_those_of_run_and_keys_of_a_campaign():
-    advice = " ".join([*WORDS.values(), *(rule.action for rule in RULES)])
-    named = set(re.findall(r"--[a-z-]+", advice))
-    assert named >= {"--rounds", "--warmup-rounds"}
-    assert named <= {option for parameter in run_cli.run.params for option in parameter.opts}
-    assert {name[2:].replace("-", "_") for name in named} <= Campaign.model_fields.keys()
-
-
 def test_neither_an_order_drawn_anew_nor_a_precision_that_a_test_does_not_record_is_a_finding(
     tmp_path,
 ):
@@ -157,7 +145,6 @@ RATE = "n,value,metric,unit,model,scaling\n1,40,throughput,samples/s,{0},{1}\n" 
 
 
 @pytest.mark.parametrize(("time", "rate", "twins"), [
-    (("", ""), ("", ""), True),
     (("vgg", ""), ("", "strong"), True),
     (("vgg", ""), ("gpt", ""), False),
     (("", "strong"), ("", "weak"), False),
@@ -213,61 +200,17 @@ def test_cyclone_is_fixed_epochs_and_its_batch_is_too_small(tmp_path):
     assert added == pytest.approx([0.000568, 0.00155], rel=5e-3)
 
 
-def test_every_seed_has_a_source_and_a_place():
-    for path in imports.built_in().values():
-        for facts in imports.read([path], 50_000).tables.values():
-            assert facts["source"]
-            assert all(row["details"]["locator"] for row in facts["rows"])
-
-
 def test_errors_come_first_and_end_with_1_and_warnings_alone_with_0(tmp_path):
     one = run(PLANTED["no single rank"].make(tmp_path / "warned"))
     assert one.stdout.splitlines()[-1] == "0 errors, 1 warning on 1 of 3 points"
     assert one.exit_code == 0
-    long = f"strong[{'x' * 120}]"
-    failed = [{"case": case, "reason": "out of memory " * 20} for case in ("strong[64]", long)]
+    failed = [{"case": "strong[64]", "reason": "out of memory"}]
     facts = {"complete": False, "failed": failed}
     two = run(strong_tree(tmp_path / "wrong", {2: (0.1,), 4: (0.06,)}, **facts))
     assert two.exit_code == 1
     lines = two.stdout.splitlines()
     heads = [line.split()[0] for line in lines if line[:1].strip()]
     assert heads == sorted(heads[:-1]) + heads[-1:]
-    assert two.stdout.isascii()
-    assert max(len(line) for line in lines if long not in line) <= 100
-    assert long in two.stdout  # a name is never broken, so that it can be copied
-
-
-def test_a_failed_launch_that_no_campaign_plans_is_to_be_deleted(tmp_path):
-    tree = strong_tree(tmp_path, {1: (0.1, 0.101)})
-    plan = [{"name": f"w1-r{repeat}", "world_size": 1, "repeat": repeat} for repeat in (0, 1)]
-    (tree / "campaign.json").write_text(json.dumps({"schema": 1, "launches": plan}))
-    failed = [{"case": "strong[64]", "reason": "died"}]
-    write(tree, document("w1-r2", 1, {}, failed=failed))
-    (one,) = [one for one in findings(tree) if one["rule"] == "failed-case"]
-    assert one["action"].startswith(f"delete {tree / 'launches' / 'w1-r2'}")
-
-
-def test_a_rule_that_warns_is_told_once_with_its_points_and_json_has_them_all(tmp_path):
-    for size in (1, 2):
-        cases = {f"loader[{n}]": record("loader", size, factors={"n": n}) for n in range(9)}
-        write(tmp_path, document(f"w{size}-r0", size, cases))
-    told = run(tmp_path).stdout
-    assert "warning no-repeat (18 points): loader[0] at world size 1, 2; " in told
-    assert "and 5 more places" in told
-    assert told.splitlines()[-1] == "0 errors, 1 warning on 18 points"
-    assert sum(one["rule"] == "no-repeat" for one in findings(tmp_path)) == 9
-
-
-def test_a_fact_of_another_kind_is_never_one_of_the_rest(tmp_path):
-    for rank in range(3):
-        flags = [{"kind": "throttled", "rank": rank, "host": "n", "reasons": "heat"}]
-        flags += [{"kind": "sockets-beside-infiniband", "links": 1, "devices": "mlx5_0"}] * rank
-        write(tmp_path, document(f"w1-r{rank}", 1, {f"a[{rank}]": record(flags=flags)}))
-    groups = checker.group_findings(check(gather([tmp_path])))
-    throttled, sockets = (one for one in groups if one.first.rule == "flagged")
-    assert "2 similar facts" in throttled.message(1)
-    assert throttled.message().count("throttled") == 3
-    assert len(sockets.facts) == 1
 
 
 @pytest.mark.parametrize("ended", [
@@ -283,21 +226,3 @@ def test_a_case_without_result_blocks_its_own_series_alone(tmp_path, ended):
     assert {one.rule for one in wrong} == {"failed-case" if ended else "unfinished-launch"}
     assert blocked_by(wrong, results.rows) == []
     assert {one.values["by"] for one in wrong} == {"pytest"}
-
-
-def test_errors_of_one_rule_that_say_different_things_stay_apart(tmp_path):
-    failed = [{"case": f"weak[{n}]", "reason": f"reason {n % 2}"} for n in (1, 2, 3)]
-    folder = measured(tmp_path, 1, launches=lambda size: 1, facts=always(failed=failed))
-    groups = checker.group_findings(check(gather([folder])))
-    twice, once = (one for one in groups if one.first.rule == "failed-case")
-    assert [len(one.places) for one in (twice, once)] == [2, 1]
-    assert all("w1-r0" in place for place in twice.places)  # each launch has to be mended
-    assert [one.first.rule for one in groups].count("no-repeat") == 1
-
-
-def test_the_rules_are_listed_with_what_they_look_for():
-    lines = run("--rules").stdout.splitlines()
-    assert lines[0].split()[:2] == ["constant-work", "error"]
-    listed = json.loads(run("--rules", "--json").stdout)["rules"]
-    assert len({one["rule"] for one in listed}) == len(listed) == len(RULES)
-    assert all(one["what"].endswith(".") and one["why"] and one["action"] for one in listed)

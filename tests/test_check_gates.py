@@ -5,7 +5,6 @@ from planted_errors import PLANTED, WARNED, copied, twins
 
 from lockstep.report.check.checker import check, errors
 from lockstep.report.compute.evaluation import evaluate
-from lockstep.report.compute.scaling import series_of
 from lockstep.report.gate.gates import block, verdicts
 from lockstep.report.gate.targets import Targets
 from lockstep.report.load.reading import gather
@@ -51,9 +50,8 @@ def test_an_error_blocks_each_verdict_it_touches(measured, tmp_path, name):
     assert clean.verdict == "missed"
 
 
-# One of a case, of launches, of a launch that cannot be read, and of launches in conflict.
-@pytest.mark.parametrize("name", ["a loss that rises", "two ranks on one GPU",
-                                  "a launch cut short on disk", "bf16 in one launch"])  # fmt: skip
+# One of a case, and one of a launch that cannot be read.
+@pytest.mark.parametrize("name", ["a loss that rises", "a launch cut short on disk"])
 def test_an_error_comes_first_on_the_page(measured, tmp_path, name):
     plant = PLANTED[name]
     root = copied(measured / "fp32", tmp_path / "set")
@@ -68,12 +66,6 @@ def test_an_error_comes_first_on_the_page(measured, tmp_path, name):
     titles = [KINDS[study] for study in plant.studies if study in KINDS]
     kinds = {one["kind"] for one in shown["headlines"] if one["title"] in titles}
     assert kinds == {"blocked"}
-    assert not any(
-        f", {one.label}:" in text and "blocked by check" not in text
-        for one in series_of(results.rows)
-        if one.row.study in plant.studies
-        for text in shown["verdicts"]
-    )
 
 
 @pytest.mark.parametrize("name", WARNED)

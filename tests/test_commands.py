@@ -18,12 +18,6 @@ def test_a_command_ends_with_its_code_and_what_it_printed(tmp_path):
     assert ended == Ended(3, f"in\n{tmp_path}\n", "value\n")
 
 
-def test_errors_may_come_among_the_output_and_need_no_encoding():
-    script = "echo first; printf '\\377\\n' >&2; echo last"
-    ended = processes.run([*SHELL, script], 60, merge_errors=True)
-    assert ended == Ended(0, "first\n\ufffd\nlast\n", "")
-
-
 @pytest.mark.parametrize(
     ("command", "timeout_s", "message"),
     [(["/no/such/program"], 60, "No such file"), ([*SHELL, "exec sleep 60"], 0.1, "did not end")],

@@ -7,10 +7,8 @@ from functools import partial
 
 import commands
 import pytest
-from data.report_samples import document, provenance, record, strong_tree, write
-from planted import cited, table
+from data.report_samples import provenance, strong_tree
 
-from lockstep.core.formats import DASH
 from lockstep.report.compare import compared_page, outcome
 from lockstep.report.compare.compare_cli import compare as command
 from lockstep.report.compare.comparison import Campaign, Comparison, compare
@@ -75,16 +73,6 @@ def test_what_points_come_to_and_that_a_blocked_one_is_to_be_mended_first(verdic
         assert "(unit)" in outcome.advice(Comparison(0.03, points, 0.05))
 
 
-def test_the_strongest_of_several_claims_stands_first(tmp_path):
-    a = campaign(tmp_path / "a")
-    b = campaign(tmp_path / "b", (1.0, 0.9, 1.05, 1.1), driver="575.2")
-    made = compare(a, b)
-    found = outcome.outcome(made.points)
-    assert [pair.world_size for pair, _ in found.slower] == [16, 4]
-    assert [pair.world_size for pair, _ in found.faster] == [2]
-    assert list(outcome.main_differences(made)) == ["driver"]
-
-
 def test_changes_are_drawn_and_listed_by_the_number_of_ranks(tmp_path):
     changed = campaign(tmp_path / "c0", (1.0, 0.9, 1.05, 1.1), driver="575.2")
     made = page({"base": campaign(tmp_path / "base"), "c0": changed})
@@ -107,28 +95,6 @@ def test_changes_are_drawn_and_listed_by_the_number_of_ranks(tmp_path):
     assert efficiency["series"][1]["y"][-1] == pytest.approx(16**-0.1 / 1.1, rel=1e-6)
 
 
-def test_a_further_layout_of_a_size_has_a_name_of_its_own_and_no_efficiency(tmp_path):
-    for name in "ab":
-        for size, nodes in ((1, 1), (2, 1), (2, 2)):
-            for repeat, turn in enumerate(NOISE):
-                case = record("strong", size, turn * 0.1 * nodes / size, num_nodes=nodes)
-                launch = f"w{size}-n{nodes}-r{repeat}"
-                write(tmp_path / name, document(launch, size, {"case": case}, num_nodes=nodes))
-    made = page({name: load([tmp_path / name]) for name in "ab"})
-    cells = {(row[0], row[1]): row[9:11] for row in made["sections"][1]["tables"][0]["rows"]}
-    assert {name for _, name in cells} == {"", "on 1 node", "on 2 nodes"}
-    assert cells["2", "on 1 node"] != [DASH, DASH] == cells["2", "on 2 nodes"]
-
-
-def test_the_command_writes_a_page_beside_its_output(tmp_path):
-    trees = [strong_tree(tmp_path / f"<i>{name}") for name in "ab"]
-    done = run(*trees, "--json", "--html", tmp_path / "page.html")
-    assert json.loads(done.stdout)["points"]
-    text = (tmp_path / "page.html").read_text()
-    assert "<i>" not in text
-    assert re.search(r'Content-Security-Policy" content="default-src \'none\'', text)
-
-
 def test_a_page_takes_the_place_of_a_comparison_alone_and_names_no_host(tmp_path):
     trees = [
         strong_tree(tmp_path / name, provenance=provenance(hostname=f"secret-{name}"))
@@ -144,17 +110,6 @@ def test_a_page_takes_the_place_of_a_comparison_alone_and_names_no_host(tmp_path
         assert "secret" not in text
         assert str(tmp_path) not in text
         assert "OMP_NUM" not in text
-
-
-def test_imported_tables_are_never_to_be_measured(tmp_path):
-    tree, one, other = strong_tree(tmp_path / "tree"), tmp_path / "one", tmp_path / "other"
-    rates = {1: 10, 2: 19}
-    folders = [cited(folder, table(rates, table_id=folder.name)) for folder in (one, other)]
-    with pytest.raises(ValueError, match=r"no point in common.*; use lockstep report A B, which"):
-        run(tree, folders[0])
-    told = " ".join(run(*folders).stdout.split())
-    assert "next: Read the ratios as they are: imported values" in told
-    assert "five launches" not in told
 
 
 def test_a_page_whose_name_is_no_page_s_is_refused(tmp_path):

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 
 import pytest
-from stand_ins import account_of, leave, lockstep, now, send
+from stand_ins import account_of, leave, now, send
 
 from lockstep.slurm import client
 from lockstep.slurm.status import accounting, serve_cli
@@ -73,16 +73,11 @@ HOSTILE = {
     "unsigned": (401, lambda: (encoded(), {})),
     "of another key": (401, lambda: (encoded(), signed(encoded(), key=b"x" * 32))),
     "another body": (401, lambda: (encoded(exit_code=1), signed(encoded()))),
-    "another time": (401, lambda: (encoded(), signed(encoded()) | {TIMESTAMP_HEADER: "1"})),
     "no time": (401, lambda: (encoded(), signed(encoded()) | {TIMESTAMP_HEADER: "now"})),
     "late": (401, lambda: (encoded(), signed(encoded(), at=time.time() - WINDOW_S - 9))),
-    "early": (401, lambda: (encoded(), signed(encoded(), at=time.time() + WINDOW_S + 9))),
     "too large": (413, lambda: (b" " * 5000, signed(b" " * 5000))),
     "no exit code": (422, lambda: _random(exit_code=None)),
-    "a code that is none": (422, lambda: _random(exit_code=True)),
     "a status that is none": (422, lambda: _random(status="FINE")),
-    "an id that is none": (422, lambda: _random(job_id="17; rm -rf /")),
-    "no object": (422, lambda: _signed(b"[%d]" % random.getrandbits(60))),
     "no JSON": (422, lambda: _signed(b"\xff\x00%d" % random.getrandbits(60))),
     "nested too deep": (422, lambda: _signed(b"[" * 4000)),
     "another's job": (404, lambda: _random(job_id="18")),
@@ -124,19 +119,6 @@ def test_a_message_is_taken_once_also_after_a_restart_and_after_a_full_disk(
     assert [post(server, *message) for _ in range(2)] == [202, 409]
     given = (headers[TIMESTAMP_HEADER], headers[SIGNATURE_HEADER], body)
     assert Inbox(results, KEY).take(*given)[0] == 409
-
-
-def test_a_look_that_fails_is_shown_and_is_not_the_last(results):
-    page = serve_cli.StatusPage(results, "here", Wanted())
-    page.look()
-    version, claim = page.version, results.claim_file
-    claim.write_text("{")
-    page.attempt()
-    assert "failed_look" in page.facts
-    assert page.version == version + 1
-    claim.unlink()
-    page.attempt()
-    assert "failed_look" not in page.facts
 
 
 def test_a_key_is_made_once_and_is_for_its_owner_alone(tmp_path):
@@ -184,7 +166,6 @@ def epilog(url, folder, **variables):
     ("variables", "job_id", "status", "code"),
     [
         ({}, "17", "COMPLETED", 0),
-        ({"SLURM_JOB_EXIT_CODE2": "3:0"}, "17", "FAILED", 3),
         ({"SLURM_JOB_EXIT_CODE2": "0:15"}, "17", "FAILED", 143),
         ({"SLURM_JOB_ID": "31", "SLURM_ARRAY_JOB_ID": "25", "SLURM_ARRAY_TASK_ID": "1"},
          "25_1", "COMPLETED", 0),
@@ -202,17 +183,12 @@ def test_the_epilog_sends_what_the_receiver_takes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("receiver_is", ["gone", "silent", "refusing", "without a key"])
+@pytest.mark.parametrize("receiver_is", ["silent", "without a key"])
 def test_a_dead_receiver_holds_no_node(server, results, tmp_path, receiver_is):
-    (tmp_path / "events.key").write_bytes(b"another key" * 3 if receiver_is == "refusing" else KEY)
-    if receiver_is == "without a key":
-        (tmp_path / "events.key").unlink()
-    port = server.server_port
+    if receiver_is == "silent":
+        (tmp_path / "events.key").write_bytes(KEY)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        if receiver_is in ("gone", "silent"):
-            port = silent.getsockname()[1]
-        if receiver_is == "gone":
-            silent.close()
+        port = silent.getsockname()[1] if receiver_is == "silent" else server.server_port
         code, seconds = epilog(f"http://127.0.0.1:{port}/events", tmp_path)
     assert code == 0
     assert seconds < 6  # its own limit is 2; a busy machine takes a while to begin
@@ -290,25 +266,3 @@ def test_an_event_does_not_end_a_job_that_squeue_still_holds(results, monkeypatc
     monkeypatch.setattr(client, "queue", lambda *_: {"17": held})
     monkeypatch.setattr(accounting, "ask", lambda _: {})
     assert Board(results).look().jobs[0].state.name == "RUNNING"
-
-
-@pytest.mark.parametrize(
-    ("options", "host", "key_file"),
-    [
-        ("", "127.0.0.1", "/etc/slurm/lockstep-events.key"),
-        ("--host 0.0.0.0", socket.getfqdn(), "/etc/slurm/lockstep-events.key"),
-        ("--host login --key-file mine.key", "login", "{here}/mine.key"),
-    ],
-)
-def test_the_epilog_is_printed_for_where_the_controller_runs(
-    results, tmp_path, options, host, key_file
-):
-    line = f"slurm serve {tmp_path} --port 9000 --print-epilog {options}"
-    ended = lockstep(line, tmp_path, tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    key_file = key_file.format(here=tmp_path)
-    assert f"\nurl=http://{host}:9000/events\n" in ended.stdout
-    assert f"\nkey_file={key_file}\n" in ended.stdout
-    install = f"install -o slurm -m 600 {tmp_path}/.events.key {key_file}\n"
-    assert (install in ended.stdout) == ("--key-file" not in options)
-    assert ("Only this machine reaches" in ended.stdout) == host.startswith(("127.", "localhost"))

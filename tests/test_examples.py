@@ -1,7 +1,8 @@
 """Every example in a `--help` and in the documents runs, on results that the tests measured.
 
 The examples are collected from the texts themselves, so a new one is run without being named here.
-Of examples that would do the same, one runs; the command line takes every word of the others.
+Those run that have an option or a word of their command that no longer one has; the command line
+takes every word of the others.
 """
 
 import json
@@ -33,8 +34,9 @@ EXAMPLES = {line: where for where, line in reversed(collected())}
 IMPORTED = {"cited": "table.csv", "published": "table.csv", "guide": "guide", "cyclone": "cyclone"}
 MADE = {*IMPORTED, "before", "after", "runs", "tuned", "run"}
 # A name of results that an example reads -> the measured campaign that is found under it.
+OTHERS = {"a": "fp32", "benchmarks": "fp32", "bf16": "bf16", "fp32": "fp32", "gpu/rungs": "bf16"}
 RESULTS = {
-    name: {"bf16": "bf16", "gpu/rungs": "bf16", "b": "batch"}.get(name, "fp32")
+    name: OTHERS.get(name, "batch")
     for line in EXAMPLES
     for name in re.findall(r"(?<!--to )results/([\w/-]+)", line)
     if name not in MADE
@@ -58,34 +60,26 @@ IN_CI = ("make demo", "make test", "lockstep run", "lockstep run verify")
 # What another example or test does for real, in seconds or minutes.
 DONE = (
     "lockstep run train --workload mlp:width=64 --data digits --global-batch 96 --epochs 5",
+    "lockstep run train --workload resnet18_cifar:width=8 --data tiny_cifar10 --global-batch 20 "
+    "--epochs 1",  # with all its options the one on cifar10
     "lockstep run verify --world-sizes 1,2,4 --json",  # without --json `make demo`
-    "lockstep screen --json",  # the ranks that it chooses are two, too
+    "lockstep run verify --workload mine:tabular",  # a workload of this file `pytest bench/`
+    *("lockstep screen", "lockstep screen --json"),  # the ranks that it chooses are two, too
+    "lockstep demo --to results/look",  # test_recorded.py
     "python examples/rungs/train.py",  # test_four_rungs.py
 )
-# What would take minutes here, or download -> what is typed in its place. What is measured as
-# other tests measure it is only planned.
+# What other tests measure or build is only planned.
+PLANNED = re.compile(r"\blockstep (?:run(?! train| verify| data)|diagnose|image build)\b")
+# What would take minutes here, or download -> what is typed in its place.
 SHORTER = {
     "--data cifar10": "--data synthetic --num-synthetic 128",
     "--data mnist": "--data synthetic --num-synthetic 256",
     "--work work.toml": "--work example --despite",  # its reader's own file, of GPUs
     "--epochs 30": "--epochs 1",
     "--epochs 5": "--epochs 1",
-    "--world-sizes 1,2,4": "--world-sizes 1,2",
-    "--repeats 5": "--repeats 5 --dry-run",
-    "lockstep run --": "lockstep run --dry-run --",
-    "run --dry-run --tests benchmarks": "run --tests benchmarks --size smoke --repeats 1",
-    "run examples": "run --dry-run examples",
-    "run rates": "run rates --dry-run",
-    "run rungs": "run rungs --dry-run",
-    "run ladder.toml": "run ladder.toml --dry-run",
-    "run smoke": "run smoke --dry-run",
-    "--dry-run --workload sequences --to": "--workload sequences --studies weak --world-sizes 2 "
-    "--to",
-    "lockstep diagnose": "lockstep diagnose --dry-run",
     "lockstep screen": "lockstep screen --repeats 12",
     "cifar --data": "cifar:width=8 --data",
     "--augment --precision bf16": "--augment",  # which some CPUs emulate, in minutes
-    "image build": "image build --dry-run",
     "--nproc-per-node 8": "--nproc-per-node 2",
     "--explain": "--explain 2",
     "serve results/campaign --port 8765": "serve results/campaign --print-epilog",
@@ -113,7 +107,15 @@ def build(local_batch):
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory, measured):
+def texts(tmp_path_factory):
+    """A user's folder without results."""
+    folder = tmp_path_factory.mktemp("texts")
+    _write_texts(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory, measured, texts):
     """A user's folder, with all that the examples name."""
     folder = tmp_path_factory.mktemp("desk")
     for name, campaign in sorted(RESULTS.items()):
@@ -124,16 +126,12 @@ def desk(tmp_path_factory, measured):
     for world_size in (1, 8):
         there = measured / "fp32" / "launches" / f"w{min(world_size, 2)}-r0" / "result.json"
         shutil.copy(there, folder / f"w{world_size}.json")
-    _copy_checkout(folder)
-    _write_texts(folder)
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True)
+    subprocess.run(["tar", "-x"], cwd=folder, input=archive.stdout, check=True)
+    shutil.copytree(texts, folder, dirs_exist_ok=True)
     for name, table in IMPORTED.items():
         assert run(folder, f"lockstep import {table} --to results/{name}").returncode == 0
     return folder
-
-
-def _copy_checkout(folder):
-    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True)
-    subprocess.run(["tar", "-x"], cwd=folder, input=archive.stdout, check=True)
 
 
 def _split(measured, results):
@@ -198,25 +196,28 @@ def _is_of_here(line):
     return not line.startswith(ELSEWHERE) and line not in IN_CI and not line.startswith(". ")
 
 
-def _work(line):
-    """Return what a line does, whatever it calls the results that it reads or writes."""
-    line, num_planned = re.subn(" --dry-run", "", shortened(line))
-    line = re.sub(r" --(?:replace|name \S+|to results/\S+)", "", line)
-    line = re.sub(r"results/([\w/-]+)", lambda found: RESULTS.get(found[1], found[1]), line)
-    return line + " --dry-run" * bool(num_planned)
-
-
 def shortened(line):
+    line = PLANNED.sub(r"\g<0> --dry-run", line)
     for long, short in SHORTER.items():
         line = line.replace(long, short)
     return line
 
 
+def _words(line):
+    """Return what follows a command, whatever the results are called that it reads or writes."""
+    line = re.sub(r" --(?:replace|name \S+|to results/\S+)", "", shortened(line))
+    line = re.sub(r"results/([\w/-]+)", lambda found: RESULTS.get(found[1], found[1]), line)
+    first, second, *words = line.split()
+    return {(first, second, word) for word in (words or [""])}
+
+
 def _chosen(lines):
-    """Return one line of each kind of work, the one that says most; a part of another is none."""
-    longest = {_work(line): line for line in sorted(lines, key=len)}
-    parts = {part for work in longest for part in work.split(" && ") if part != work}
-    chosen = {line for work, line in longest.items() if work not in parts} - {*DONE}
+    """Return lines that have every word after a command that is not done elsewhere."""
+    seen, chosen = set().union(*map(_words, DONE)), set()
+    for line in sorted({*lines} - {*DONE}, key=lambda line: (-len(line.split()), line)):
+        if not _words(line) <= seen:
+            chosen.add(line)
+        seen |= _words(line)
     return [line for line in lines if line in chosen]
 
 
@@ -224,12 +225,11 @@ LINES = [line for line in EXAMPLES if _is_of_here(line)]
 
 
 @pytest.mark.parametrize("line", _chosen(LINES))
-def test_an_example_runs_as_it_is_given(desk, tmp_path, line):
+def test_an_example_runs_as_it_is_given(desk, texts, tmp_path, line):
     command = line.split()[1]
     folder = desk
     if command in WRITERS:
-        folder = tmp_path
-        _write_texts(folder)
+        folder = shutil.copytree(texts, tmp_path / "desk")
     ended = run(folder, shortened(line))
     said = ended.stdout + ended.stderr
     assert ended.returncode in ((0, 1) if command in JUDGES else (0,)), said

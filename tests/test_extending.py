@@ -32,6 +32,10 @@ def test_stride(lockstep, workload, precision, local_batch):
 
 # file -> what is replaced in it, and by what; "" is the end of the file.
 ADDED = {
+    "study": {
+        "lockstep/core/studies.py": ("\n}  # fmt: skip\nNAMES = ", RECORD),
+        "bench/test_stride.py": ("", MEASURED),
+    },
     "rule of the check": {
         "lockstep/report/check/launches.py": (
             "",
@@ -46,39 +50,6 @@ def few_rounds(_series: Series, point: Point) -> Iterator[Finding]:
         yield fact("few-rounds", f"{rounds} rounds were timed", rounds=rounds)
 """,
         )
-    },
-    "column": {
-        "lockstep/report/columns.py": (
-            '    "num_far_out": Column(\n        "count", "number of rounds far',
-            '    "num_flags": Column("count", "flags", lambda place: len(place.point.flags)),\n'
-            '    "num_far_out": Column(\n        "count", "number of rounds far',
-        )
-    },
-    "rule of lint": {
-        "lockstep/before/lint/batch_rules.py": (
-            "",
-            """
-
-@BATCH.rule("NO-NAME", "note", "it has none", "add --job-name")
-def no_name(job: Job) -> Iterator[Hit]:
-    \"\"\"Look for the job's name.\"\"\"
-    if "--job-name" not in job.text:
-        yield Hit(1, "the job has no name")
-""",
-        )
-    },
-    "target": {
-        "lockstep/report/gate/targets.py": (
-            "    num_nodes: Count | None = key(",
-            '    num_launches: Count | None = key("least launches")\n'
-            "    num_nodes: Count | None = key(",
-        ),
-        "lockstep/report/gate/gates.py": (
-            "        *_nodes(targets, results),",
-            "        *_nodes(targets, results),\n"
-            '        Verdict("num_launches", least=targets.num_launches, unit="launches",\n'
-            '            verdict=MET, where="all results", value=len(results.launches)),',
-        ),
     },
     "command": {
         "lockstep/hello.py": (
@@ -137,33 +108,17 @@ def test_each_further_addition_changes_two_files_at_most_and_works(copy):
             text = path.read_text() if path.exists() else ""
             assert old in text, name
             path.write_text(text.replace(old, new, 1) if old else text + new)
-    measured = ("run", "smoke", "--studies", "weak", "--world-sizes", "1", "--repeats", "1")
-    assert "1 case measured" in lockstep(copy, *measured, "--device", "cpu", "--workload", "dense")
+    measured = ("run", "smoke", "--studies", "weak,stride", "--world-sizes", "1", "--repeats", "1")
+    assert "2 cases measured" in lockstep(copy, *measured, "--device", "cpu", "--workload", "dense")
     folder = "results/smoke"
-    (point,) = json.loads(lockstep(copy, "report", folder, "--json"))["points"]
-    assert (point["workload"], point["num_flags"]) == ("dense", len(point["flags"]))
+    points = json.loads(lockstep(copy, "report", folder, "--json"))["points"]
+    assert {point["workload"] for point in points} == {"dense"}
+    assert {point["study"] for point in points} == {"weak", "stride"}
+    lockstep(copy, "report", folder)
+    assert "Stride of the input" in (copy / folder / "report.html").read_text()
     found = json.loads(lockstep(copy, "check", folder, "--json"))["findings"]
     assert "3 rounds were timed" in {one["message"].partition(":")[0] for one in found}
-    (copy / "t.targets.toml").write_text("schema = 1\nnum_launches = 1\n")
-    judged = json.loads(lockstep(copy, "check", folder, "--targets", "t.targets.toml", "--json"))
-    assert "num_launches" in str(judged)
-    (copy / "job.sh").write_text("#!/bin/bash\n#SBATCH --time=1\nsrun true\n")
-    assert "NO-NAME" in lockstep(copy, "lint", "job.sh")
     assert lockstep(copy, "hello") == "hello from a command\n"
-
-
-@pytest.mark.slow
-def test_a_study_is_one_record_and_one_measured_file(copy):
-    table = copy / "lockstep" / "core" / "studies.py"
-    table.write_text(table.read_text().replace("\n}  # fmt: skip\nNAMES = ", RECORD, 1))
-    (copy / "bench" / "test_stride.py").write_text(MEASURED)
-    measured = ("run", "smoke", "--studies", "stride", "--world-sizes", "1", "--repeats", "1")
-    said = lockstep(copy, *measured, "--device", "cpu")
-    assert "1 case measured" in said
-    (point,) = json.loads(lockstep(copy, "report", "results/smoke", "--json"))["points"]
-    assert (point["study"], point["world_size"]) == ("stride", 1)
-    lockstep(copy, "report", "results/smoke")
-    assert "Stride of the input" in (copy / "results" / "smoke" / "report.html").read_text()
 
 
 def lockstep(folder, *arguments):

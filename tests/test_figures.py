@@ -9,7 +9,6 @@ from data.report_samples import document, full_tree, provenance, record, strong_
 from matplotlib.figure import Figure
 from test_render import data_of
 
-from lockstep import content
 from lockstep.cli import lockstep
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.scaling import series_of
@@ -36,15 +35,6 @@ def texts(svg):
     return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
 
 
-def test_every_study_has_its_figure(specs):
-    assert set(specs) == {
-        "strong-throughput", "strong-speedup", "strong-efficiency", "weak-step-time",
-        "weak-efficiency",
-        *(f"{study}-{number}" for study in ("precision", "bucket", "loader", "sensitivity")
-          for number in (0, 1)), "collective-bandwidth",
-    }  # fmt: skip
-
-
 def test_a_figure_is_named_for_those_who_do_not_see_it_and_has_no_address_and_no_date(specs):
     source = "Report <demo>. Made with: lockstep report 'a & b'"
     for key, spec in specs.items():
@@ -64,30 +54,6 @@ def test_text_stays_text_and_colours_are_variables_with_the_palette_behind_them(
     assert not re.search(r"(?:stroke|fill): #(?!ffffff|none)", svg)
 
 
-@pytest.mark.parametrize(("study", "lines"), [("strong", [1.0, 0.75]), ("weak", [1.0, 0.9, 0.75])])
-def test_efficiency_starts_at_zero_and_shows_what_it_is_held_to(tmp_path, study, lines):
-    spec = specs_of(full_tree(tmp_path), threshold=0.75)[f"{study}-efficiency"]
-    found = texts(draw(spec))
-    assert {"0", "100 %", "75 %"} <= set(found)
-    assert [line["y"] for line in spec["lines"]] == lines
-
-
-def test_each_curve_of_weak_step_time_has_its_horizontal_and_ten_per_cent(tmp_path):
-    for size in (1, 2):
-        cases = {
-            f"weak[workload={name}]": record("weak", size, step_s * size**0.1)
-            for name, step_s in (("mlp", 0.1), ("gpt", 0.02))
-        }
-        write(tmp_path, document(f"w{size}-r0", size, cases))
-    spec = specs_of(tmp_path)["weak-step-time"]
-    for series in spec["series"]:
-        base = series["y"][0]
-        assert [y for _, y in series["ideal"]] == [base, base]
-        assert [y for _, y in series["limit"]] == pytest.approx([1.1 * base] * 2)
-    assert len(spec["series"]) == 2
-    assert "+10 %" in texts(draw(spec))
-
-
 def test_the_bar_spans_the_interval_though_the_median_lies_outside(tmp_path):
     # Four of ten launches took twice the time: the median is 640, the mean lies below it.
     skewed = (0.1,) * 6 + (0.2,) * 4
@@ -100,28 +66,6 @@ def test_the_bar_spans_the_interval_though_the_median_lies_outside(tmp_path):
     bars = [list(line.get_ydata()) for line in figure.axes[0].lines if line.get_marker() == "_"]
     assert bars[0][3:5] == [low, high]
     assert figure.axes[0].lines[-1].get_linestyle() == "None"  # two sizes are not joined
-
-
-def test_every_repeat_is_a_dot_and_a_single_launch_has_none(tmp_path, specs):
-    assert len(specs["strong-throughput"]["series"][0]["dots"]) == 6
-    one = specs_of(strong_tree(tmp_path, {1: (0.1,), 2: (0.06,)}))["strong-throughput"]
-    assert one["series"][0]["dots"] == []
-    assert one["series"][0]["intervals"] == [None, None]
-
-
-def test_a_figure_holds_six_series_and_says_which_it_leaves_out(tmp_path):
-    for size in (1, 2):
-        cases = {
-            f"strong[{i}]": record("strong", size, 0.1, factors={"workload": "mlp", "i": i})
-            for i in range(8)
-        }
-        write(tmp_path, document(f"w{size}-r0", size, cases))
-    results = load([tmp_path])
-    panel = panels(results, series_of(results.rows), 0.7, {})[0]
-    assert [len(spec["series"]) for spec in panel["figures"]] == [6, 6, 6]
-    assert "leave out mlp, i=6, mlp, i=7" in panel["notes"][0]
-    # Two of each series: its scaling, and what it takes. One launch shows no size for a purpose.
-    assert len(panel["tables"]) == 16
 
 
 def test_figures_are_written_in_every_format_with_their_basis_and_the_same_bytes(tmp_path):
@@ -156,53 +100,6 @@ def test_no_factor_s_name_leads_out_of_the_folder(tmp_path):
     assert any("speedup" in path.name for path in made)
     assert {path.resolve().parent for path in made} == {folder}
     assert {path.name for path in tmp_path.iterdir()} == {"tree", "a"}
-
-
-def luminance(colour):
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one, other):
-    low, high = sorted(map(luminance, (one, other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def test_every_colour_is_seen_on_white_and_in_the_dark():
-    style = (content.ROOT / "reports" / "templates" / "report.css").read_text()
-    blocks = re.findall(r":root \{(.*?)\n\s*\}", style, re.DOTALL)
-    values = [dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in blocks]
-    for found in (one for one in values if "c0" in one):
-        colours = [found[f"c{i}"] for i in range(len(SERIES_COLOURS))]
-        assert min(contrast(colour, found["paper"]) for colour in colours) >= 3
-    assert min(contrast(colour, "#ffffff") for colour in SERIES_COLOURS) >= 3
-
-
-def curve_spec(xs, ys, **more):
-    series = {"label": "e", "x": xs, "y": ys, "intervals": [None] * len(xs), "ideal": [],
-              "dots": [[xs[1], ys[1]]]}  # fmt: skip
-    return {
-        "kind": "curve", "id": "e", "title": "e", "desc": "e", "xlabel": "Ranks", "ylabel": "E",
-        "ylog": False, "ticks": xs, "series": [series], "lines": [],
-    } | more  # fmt: skip
-
-
-def test_one_launch_far_above_the_ideal_leaves_room_for_the_others():
-    spec = curve_spec([1, 2, 4], [1.0, 3.33, 0.8], percent=True, cap=1.5)
-    figure = Figure()
-    figures.curves(figure, spec)
-    assert figure.axes[0].get_ylim()[1] < 1.5
-    assert ">333 %<" in draw(spec)
-
-
-def test_labels_that_would_overlap_are_left_out_and_the_last_one_stays():
-    sizes = [2.0**power for power in range(10, 30)]
-    found = re.findall(
-        r">(\d+ [KM]iB)<", draw(curve_spec(sizes, sizes, ylog=True, size_ticks=True))
-    )
-    assert found[-1] == "512 MiB"
-    assert 5 <= len(found) <= 10
 
 
 def test_a_redacted_page_or_pack_names_no_host_user_path_or_variable(tmp_path):

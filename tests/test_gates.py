@@ -4,14 +4,12 @@ import json
 import shutil
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 import commands
 import numpy as np
 import pytest
-from data.report_samples import document, provenance, record, strong_tree, write
-from data.training_samples import seeds
+from data.report_samples import document, record, strong_tree, write
 from hypothesis import given
 from hypothesis import strategies as st
 from planted import cited
@@ -27,9 +25,8 @@ from lockstep.report.compute.scaling import Point, series_of
 from lockstep.report.gate import gates, targets
 from lockstep.report.gate.gates import Verdict
 from lockstep.report.gate.targets import Targets
-from lockstep.report.load.reading import gather, load
+from lockstep.report.load.reading import load
 from lockstep.report.load.results import Row
-from lockstep.report.words.lines import WIDTH
 
 DATA = Path(__file__).parent / "data"
 # Published by KempnerInstitute/scalable-vision-workflows, commit 42d82e2: seconds of a training.
@@ -91,23 +88,10 @@ def point(origin="measured"):
 # The file of targets.
 
 
-def test_all_that_the_shipped_file_mentions_is_a_target(tmp_path):
-    assert set(targets.built_in()) == {"proposal"}
-    head, _, rest = targets.built_in()["proposal"].read_text().partition("# Further targets:\n")
-    opened = "\n".join(line.removeprefix("# ") for line in rest.replace("#\n", "\n").splitlines())
-    (tmp_path / "all.toml").write_text(head + opened)
-    read = targets.load(str(tmp_path / "all.toml")).model_dump(exclude_defaults=True)
-    assert set(read) == set(Targets.model_fields)
-
-
 @pytest.mark.parametrize(("text", "match"), [
     ("", "has no target"),
     ("mfu = 50", "not a fraction; write ten per cent as 0.10"),
-    ("throughput_gain = -1.0", "throughput_gain = -1"),
-    ("strong_efficiency = {2 = 90}", "strong_efficiency.2 = 90: the value is not"),
     ("strong_eficiency = {2 = 0.9}", "did you mean 'strong_efficiency'"),
-    ("strong_efficiency = {two = 0.9}", "two is not a world size"),
-    ("speedup = {2.5 = [1, 2]}", "speedup: 2.5 is not a world size"),
     ("speedup = {4 = [3.8, 3.5]}", "swap the two"),
     ('[[reference]]\ncase = "a"\nworld_size = 1\nvalue = 1\nunit = "s"', "are both missing"),
 ])  # fmt: skip
@@ -125,12 +109,9 @@ def test_a_wrong_file_is_refused_in_one_sentence(tmp_path, text, match):
     (0.9, (0.899, 0.95), "measured", ("not-shown", "straddles")),
     (0.9, (0.85, 0.90), "measured", ("not-shown", "straddles")),
     (0.9, (0.85, 0.899), "measured", ("missed", "short")),
-    (0.999, None, "measured", ("not-shown", "no-repeat")),
     (0.001, None, "measured", ("not-shown", "short", "no-repeat")),
     (0.9 * (1 - 1e-12), None, "cited", ("met", "no-repeat")),
-    (0.899, None, "cited", ("missed", "short", "no-repeat")),
     (0.95, None, "target", ("not-shown", "expected")),
-    (0.899, None, "target", ("missed", "short", "no-repeat")),
 ])  # fmt: skip
 def test_a_target_is_judged_by_the_whole_interval_or_the_value(value, interval, origin, expected):
     verdict = Verdict("t", least=0.9).judge([point(origin)], "", value, interval)
@@ -147,12 +128,6 @@ def test_a_target_is_met_or_missed_by_every_value_of_the_interval(value, below, 
         assert all(inside)
     if verdict == "missed":
         assert not any(least <= v <= most for v in np.linspace(low, high, 9))
-
-
-def test_a_median_that_reaches_what_the_interval_does_not_is_short_by_the_interval():
-    verdict = Verdict("t", least=1.0, unit="x").judge([point()], "", 1.1, (0.8, 0.9))
-    assert kinds(verdict) == [("missed", "short")]
-    assert verdict.reasons[0].values["gap"] == pytest.approx(0.1)
 
 
 # Ratios to the baseline.
@@ -191,13 +166,6 @@ def test_a_value_is_the_reports_and_its_interval_judges(tmp_path):
     assert one.value == pytest.approx(0.948)
     assert one.value == table(series_of(results.rows))[1]["parallel_efficiency"]
     assert one.low * one.high == pytest.approx(mean**2)
-    case = {"case": results.rows[0].case, "world_size": 2}
-    for unit, value in (("images/s", 64 / 0.05 * 0.948), ("ms", 50 / 0.948)):
-        reference = case | {"value": value, "unit": unit, "lower": -1.0, "upper": 1.0}
-        (one,) = judged(results, reference=[reference])
-        assert one.value == pytest.approx(value)
-        centre = value * (mean / 0.948 if unit == "images/s" else 0.948 / mean)
-        assert one.low * one.high == pytest.approx(centre**2)
 
 
 def test_a_published_ladder_meets_and_misses_its_targets(tmp_path):
@@ -251,10 +219,7 @@ def flagged(kind, **values):
 
 @pytest.mark.parametrize(("size", "change", "rules", "doubted"), [
     (1, known(git_commit="b" * 40), {"circumstances"}, [2, 4]),
-    (4, known(kernel="5.4.0"), {"circumstances"}, [4]),
-    (2, known(environment={"OMP_PROC_BIND": "true"}), {"circumstances"}, [2]),
     (1, flagged("throttled", rank=0, host="n", reasons="hot"), {"flagged"}, [2, 4]),
-    (2, flagged("git-dirty"), {"flagged"}, []),
     (2, None, {"ladder-gap"}, []),  # the size is lost
     (2, known(), set(), []),
 ])  # fmt: skip
@@ -282,8 +247,6 @@ def test_a_warning_that_may_make_a_ratio_wrong_leaves_it_unshown_and_stands_besi
         assert (reason["kind"], set(reason["values"]["rules"])) == ("warned", rules)
     assert {one["rule"] for one in content["warnings"]} == rules
     assert set().union(*(one["warned_by"] for one in judged_at.values())) == rules
-    assert all(rule in run(tree, "--targets", tmp_path / "t.toml").stdout
-               for rule in rules - {"flagged"})  # fmt: skip
 
 
 def test_the_increase_of_a_weak_step(tmp_path):
@@ -304,28 +267,12 @@ def test_targets_speak_of_their_own_studies_alone(tmp_path):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("jobs", "expected"), [
-    ((7, 7, 7, 7, 7, 7), (True, 1, "launches of one job")),
-    (range(6), (False, 6, "launches")),
-    ((1, 1, 1, 2, 2, 2), (False, 2, "jobs")),
-])  # fmt: skip
-def test_intervals_say_where_they_are_of_one_job(tmp_path, jobs, expected):
-    for (size, step_s), (repeat, job) in product(((1, 0.1), (2, 0.0625)), enumerate(jobs)):
-        case = record("strong", size, step_s * (1 + 0.01 * (repeat % 3)))
-        facts = {"provenance": provenance(size, slurm={"SLURM_JOB_ID": f"{job}"})}
-        write(tmp_path, document(f"w{size}-r{repeat}", size, {"s": case}, **facts))
-    results = load([tmp_path])
-    (one,) = judged(results, strong_efficiency={"2": 0.75})
-    shown = table(series_of(results.rows))[1]
-    assert (one.in_one_job, shown["num_jobs"], shown["interval_over"]) == expected
-
-
 # A gain over a base, and the loss that is allowed.
 
 
 @pytest.mark.parametrize(("gain", "least", "expected"), [
-    (1.3, 0.2, ("met",)), (1.2, 0.2, ("not-shown", "straddles")), (1.05, 0.2, ("missed", "short")),
-    (1.0, -0.05, ("met",)), (0.9, -0.05, ("missed", "short")),
+    (1.2, 0.2, ("not-shown", "straddles")), (1.05, 0.2, ("missed", "short")),
+    (1.0, -0.05, ("met",)),
 ])  # fmt: skip
 def test_a_gain_or_a_limit_to_a_loss_is_shown_by_its_interval_alone(
     tmp_path, gain, least, expected
@@ -334,17 +281,6 @@ def test_a_gain_or_a_limit_to_a_loss_is_shown_by_its_interval_alone(
     here = load([strong_tree(tmp_path / "b", {1: tuple(0.1 / gain * STEADY)})])
     (one,) = gates.verdicts(wanted(throughput_gain=least), here, compare(base, here))
     assert (kinds(one), one.value) == ([expected], pytest.approx(gain - 1))
-
-
-def test_a_gain_of_what_does_no_training_is_not_asked_for(tmp_path):
-    for side, strong_s, loader_s in (("a", 0.1, 0.1), ("b", 0.05, 0.2)):
-        for repeat, factor in enumerate(STEADY):
-            loader = record("loader", step_s=factor * loader_s, scaling=None)
-            cases = {"strong": record(step_s=factor * strong_s), "loader": loader}
-            write(tmp_path / side, document(f"w1-r{repeat}", 1, cases))
-    base, here = load([tmp_path / "a"]), load([tmp_path / "b"])
-    (one,) = gates.verdicts(wanted(throughput_gain=0.2), here, compare(base, here))
-    assert (one.case, one.verdict) == ("strong", "met")
 
 
 def test_a_gain_without_a_base_or_repeats_is_not_shown(tmp_path):
@@ -374,14 +310,10 @@ def detailed(tmp_path, world_size=2, **details):
 @pytest.mark.parametrize(("details", "limit", "verdict", "value"), [
     # Communication is what the slowest rank alone leaves of the step of 0.1 s.
     ({"alone_step_s": [0.05, 0.09]}, {"communication_share": 0.2}, "met", 0.1),
-    ({"alone_step_s": [0.06, 0.07]}, {"communication_share": 0.2}, "missed", 0.3),
     ({"mfu": 0.6}, {"mfu": 0.5}, "met", 0.6),
     ({"validation_accuracy": 0.64}, {"validation_accuracy": 0.7}, "missed", 0.64),
     ({"telemetry": {}}, {"gpu_utilisation": 0.9}, "not-shown", None),
-    ({"loader_idle": 0.04}, {"loader_idle": 0.05}, "met", 0.04),
-    ({}, {"mfu": 0.5}, "not-shown", None),
     ({"validation_accuracy": 1.5}, {"validation_accuracy": 0.1}, "not-shown", None),
-    ({"validation_accuracy": "nan"}, {"validation_accuracy": 0.1}, "not-shown", None),
 ])  # fmt: skip
 def test_a_quantity_is_judged_where_results_hold_it(tmp_path, details, limit, verdict, value):
     (one,) = judged(detailed(tmp_path, **details), **limit)
@@ -411,12 +343,6 @@ def test_a_share_is_the_mean_of_the_launches_and_its_interval_ends_within_0_and_
     assert one.value == pytest.approx((0.1 - 0.03 + 0.02) / 3)
     # Standard deviation 0.0656, t of 2 degrees of freedom 4.3027: from -0.13, which no share is.
     assert (one.low, one.high) == (0.0, pytest.approx(0.193, abs=5e-4))
-
-
-def test_a_column_of_a_table_is_a_quantity(tmp_path):
-    text = "n,value,metric,unit,validation_accuracy\n1,9,time,s,0.85\n2,5,time,s,0.60\n"
-    found = judged(imported(tmp_path, text), validation_accuracy=0.8)
-    assert [one.verdict for one in found] == ["met", "missed"]
 
 
 # All results together.
@@ -452,7 +378,6 @@ def test_clean_runs_have_no_flag_and_lost_nothing(tmp_path, flags, facts, proble
     (4458, {}, ("missed", "short", "no-repeat")), (5100, {}, ("missed", "too-much", "no-repeat")),
     (4953.76, {"system": "daint"}, ("not-shown", "other-system")),
     (4953.76, {"unit": "tokens/s"}, ("not-shown", "no-unit")),
-    (4953.76, {"world_size": 8}, ("not-shown", "no-case")),
     (4953.76, {"case": "vgg"}, ("not-shown", "no-case")),
 ])  # fmt: skip
 def test_a_reference_has_a_tolerance_below_and_above(tmp_path, rate, changes, expected):
@@ -460,30 +385,6 @@ def test_a_reference_has_a_tolerance_below_and_above(tmp_path, rate, changes, ex
     (one,) = judged(imported(tmp_path, REFRAME.format(rate)), reference=[reference])
     assert kinds(one) == [expected]
     assert one.value in (None, pytest.approx(rate / 16))
-
-
-def test_a_reference_names_case_and_system_as_the_report_prints_them(tmp_path):
-    facts = provenance(slurm={"SLURM_JOB_PARTITION": "gpu-long"})
-    results = load([strong_tree(tmp_path, {1: tuple(0.1 * STEADY)}, provenance=facts)])
-    (series,) = series_of(results.rows)
-    systems = ("node1", "H100", "gpu-*", "*")
-    for case, system in product((series.case, series.label, series.name), systems):
-        reference = {"case": case, "world_size": 1, "value": 100, "unit": "ms", "upper": 0.05}
-        (one,) = judged(results, reference=[reference | {"system": system}])
-        assert (one.verdict, one.value) == ("met", pytest.approx(100, rel=1e-4))
-
-
-# Training runs.
-
-
-def test_training_runs_beside_a_campaign_are_judged_and_one_shows_no_accuracy(tmp_path):
-    strong(tmp_path / "strong", 0.9)
-    seeds(tmp_path / "three", (0.80, 0.81, 0.82))
-    seeds(tmp_path / "one", (0.9,))
-    results = gather([tmp_path / "strong", tmp_path / "three"])
-    found = judged(results, strong_efficiency={"2": 0.8}, validation_accuracy=0.7)
-    found += judged(gather([tmp_path / "one"]), validation_accuracy=0.7)
-    assert kinds(*found) == [("met",), ("met",), ("not-shown", "no-repeat")]
 
 
 # The command.
@@ -510,10 +411,6 @@ def test_the_exit_code_is_1_where_a_target_is_not_met(tree, file):
         (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"{verdict} ")]
         assert f">= {100 * least:.1f} % wanted: 80.0 % (80.0 % to 80.0 %)" in line
         assert done.return_value == code
-    text = run(tree, "--targets", "proposal").stdout
-    assert "strong_efficiency at 8" in text
-    assert text.isascii()
-    assert max(map(len, text.splitlines())) <= WIDTH
 
 
 def test_the_json_holds_every_verdict_with_its_interval_reason_and_target(tree, file):
@@ -532,21 +429,3 @@ def test_the_json_holds_every_verdict_with_its_interval_reason_and_target(tree, 
     assert (second["verdict"], second["value"], second["low"]) == ("not-shown", None, None)
     assert [one["kind"] for one in second["reasons"]] == ["no-quantity"]
     assert second["reason"].startswith("no result holds")
-
-
-def test_an_error_of_the_check_blocks_a_gain_over_a_table_of_another_name(tmp_path, file):
-    def table(name, rate, ratio=2):
-        lines = (f"{name},{n},{n * rate * x},throughput,images/s,weak,{s}"
-                 for n, s in ((1, 1), (2, ratio)) for x in STEADY)  # fmt: skip
-        text = "\n".join(["table_id,n,value,metric,unit,scaling,speedup", *lines])
-        return cited(tmp_path / name, text)
-
-    base, wrong = table("a", 100), table("b", 120, ratio=1.2)
-    limit = file("schema = 1\nthroughput_gain = 0.1\n")
-    for results, against in ((wrong, base), (base, wrong)):
-        done = run(results, "--targets", limit, "--against", against, "--json")
-        assert done.return_value == 1
-        blocked = {
-            one["world_size"]: one["blocked_by"] for one in json.loads(done.stdout)["verdicts"]
-        }
-        assert blocked == {1: [], 2: ["published-ratio"]}

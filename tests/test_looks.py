@@ -55,16 +55,6 @@ def test_the_look_at_the_planned_launches_keeps_its_share_after_earlier_ones(tmp
         assert asked(*folders) == expected
 
 
-def test_a_folder_that_takes_no_look_is_said_and_the_verdict_stays(tmp_path, monkeypatch):
-    a, b = (strong_tree(tmp_path / name, {1: STEADY}) for name in "ab")
-    for folder in (a, b):
-        (folder / looks.FILE).mkdir()  # which root, too, cannot append to
-    monkeypatch.setattr(looks, "_read", lambda _folder: [])
-    made = json.loads(run(a, b, "--json").stdout)
-    assert made["look"]["unrecorded"]
-    assert made["points"][0]["verdict"] == "same"
-
-
 @pytest.mark.parametrize("line", ["{", "[]", '{"command": "compare"}', '{"launches": [[1]]}'])
 def test_a_file_of_looks_that_somebody_edited_is_refused_by_its_path(tmp_path, line):
     a, b = (strong_tree(tmp_path / name, {1: STEADY}) for name in "ab")

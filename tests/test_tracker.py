@@ -98,25 +98,6 @@ def test_a_blocked_point_and_a_smaller_batch_have_no_efficiency(folder):
     assert efficiencies(folder, "w2-r1") == []
 
 
-def test_an_efficiency_is_sent_again_where_more_launches_back_it(folder):
-    campaign = json.loads((folder / "campaign.json").read_text())
-    whole = Path(shutil.copytree(folder, folder.with_name("whole")))
-    few = [launch for launch in campaign["launches"] if launch["name"].endswith("r0")]
-    (folder / "campaign.json").write_text(json.dumps(campaign | {"launches": few}))
-    for path in (folder / "launches").glob("*-r1"):
-        shutil.rmtree(path)
-    with serving() as tracker:
-        send(folder, tracker)
-        shutil.copytree(whole, folder, dirs_exist_ok=True)
-        send(folder, tracker)
-        (run,) = [run for run in tracker.runs.values() if run["name"] == "w2-r0"]
-        assert tracker.problems == []
-    values = [m for m in run["metrics"] if m["name"].endswith("efficiency")]
-    assert sorted(m["step"] for m in values) == [2, 2, 4, 4]
-    last = {m["name"]: m["value"] for m in values if m["step"] == 4}
-    assert last == {metric.name: metric.value for metric in efficiencies(folder, "w2-r0")}
-
-
 def test_a_launch_ends_as_its_journal_says(folder):
     entries, write = lines(folder)
     begin, case = entries[3:5]
@@ -184,13 +165,13 @@ def test_the_paths_of_the_http_interface_are_the_servers(folder):
         at = tracked.Tracker(kind="http", uri=tracker.uri, routes=routes)
         assert sending.send(folder, at).kind == "sent"
         assert (tracker.problems, len(tracker.runs)) == ([], 5)
-    wrong = {"run": ("runs", "/runs/{name}", "/runs?a=1", "/runs/{id}"), "metrics": ("/metrics",)}
-    for name, route in ((name, route) for name, routes in wrong.items() for route in routes):
+    wrong = (("run", "/runs/{name}"), ("metrics", "/metrics"))
+    for name, route in wrong:
         with pytest.raises(ValueError, match="a route begins with /"):
             tracked.Routes(**{name: route})
 
 
-@pytest.mark.parametrize("dies_after", [1, 2, 7, 16])
+@pytest.mark.parametrize("dies_after", [1, 7])
 def test_a_tracker_that_dies_is_sent_the_rest_and_nothing_twice(folder, monkeypatch, dies_after):
     monkeypatch.setattr(sending.stores, "LARGEST_BATCH", 5)
     with serving() as whole:
@@ -228,9 +209,8 @@ def test_a_run_that_is_refused_keeps_no_other_back(folder):
 
 @pytest.mark.parametrize(
     ("code", "kind"),
-    [("INVALID_PARAMETER_VALUE", "refused"), ("UNAUTHENTICATED", "refused"),
-     ("TEMPORARILY_UNAVAILABLE", "out-of-reach"), ("INTERNAL_ERROR", "out-of-reach")],
-)  # fmt: skip
+    [("INVALID_PARAMETER_VALUE", "refused"), ("INTERNAL_ERROR", "out-of-reach")],
+)
 def test_a_refusal_by_mlflow_is_not_called_out_of_reach(code, kind):
     exceptions = needed("mlflow.exceptions")
     with pytest.raises(stores.NotSentError, match=code) as error, stores._translated_errors():
@@ -250,25 +230,6 @@ def test_unreadable_results_are_reported_and_an_empty_folder_is_not(folder, tmp_
     (other / "x.json").write_text('{"benchmarks": []}')
     sent = sending.send(other, tracker)
     assert (sent.kind, sent.num_runs, (other / "tracker").exists()) == ("unreadable", 0, False)
-
-
-def test_a_campaign_is_one_run_whichever_launch_is_readable(folder):
-    with serving() as tracker:
-        send(folder, tracker)
-        first = min(read_runs(folder)[0], key=lambda run: (run.started_ms, run.name)).started_ms
-        (name,) = {
-            run.name for run in read_runs(folder)[0]
-            if (run.kind, run.started_ms) == ("launch", first)
-        }  # fmt: skip
-        shutil.rmtree(folder / "launches" / name)
-        assert send(folder, tracker).kind == "sent"
-        assert [run["kind"] for run in tracker.runs.values()].count("campaign") == 1
-
-
-def test_what_is_late_is_left_for_the_next_time(folder):
-    with serving() as tracker:
-        sent = send(folder, tracker, until_s=time.monotonic())
-        assert (sent.kind, tracker.heard) == ("late", 0)
 
 
 def test_a_late_answer_is_not_taken_for_the_next(folder):
@@ -389,8 +350,6 @@ def test_mlflow_reads_back_what_was_exported(folder):
     ("table", "said"),
     [
         ('uri = "http://me:secret@host"', "it must not contain a key"),
-        ('kind = "http"', "needs uri"),
-        ('kinds = "http"', "unknown key 'kinds'; did you mean 'kind'?"),
         ('uri = "ftp://host"', "address must begin with sqlite:///, http:// or https://"),
     ],
 )
@@ -413,20 +372,3 @@ def test_results_are_collected_where_what_a_tracker_keeps_cannot_be_written(
         send_new()
     errors = capsys.readouterr().err.splitlines()
     assert [str(folder / "tracker") in line for line in errors] == [True, True]
-
-
-@pytest.mark.parametrize(("better", "unit"), [("higher", "rows/s"), ("lower", "s")])
-def test_a_program_has_its_own_units_and_a_step_only_where_it_gives_a_time(folder, better, unit):
-    facts = {"unit": unit, "better": better, "primary": True, "values": [3.0, 4.0]}
-    program = {"metrics": {"speed": facts}, "over": []}
-    entries, write = lines(folder)
-    for entry in entries:
-        if entry.get("kind") == "case":
-            block = entry["benchmark"]["extra_info"][RECORD]
-            block |= {"details": {"command": program}, "sample_unit": "rows"}
-    write(entries)
-    sent = {metric.name.rpartition("/")[2] for metric in launch(folder, "w2-r1").metrics}
-    is_time = better == "lower"
-    assert {f"speed_{unit.replace('/', '_per_')}", "throughput_rows_per_s"} <= sent
-    assert "throughput_samples_per_s" not in sent
-    assert ("step_s" in sent) is is_time

@@ -13,7 +13,7 @@ from lockstep.report.load.results import Results
 
 CASE = "strong[64]"
 # What is put in the place of every value: none, and of every type and range.
-WRONG = (None, "x", -1, 0, [], {}, 1e308, True, [[]])
+WRONG = (None, "x", 0, {}, 1e308)
 
 
 def record(study: str = "strong", world_size: int = 1, step_s: float = 0.1, **changes: Any):
