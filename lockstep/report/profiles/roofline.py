@@ -62,13 +62,13 @@ def roofline(profile: Profile, device_name: str | None = None) -> Roofline:
         )
     device = hardware.find(name)
     if device is None or device.memory_gb_per_s is None:
-        raise ValueError(f"No roofline: Lockstep knows no datasheet with the peaks of {name}.")
+        raise ValueError(f"No roofline: Lockstep does not know the datasheet peaks of {name}.")
     bytes_per_s = device.memory_gb_per_s * GIGA
     found = [_place(kernel, device.peak_flop_per_s, bytes_per_s) for kernel in profile.kernels]
     places = [place for place in found if place]
     if not places:
         raise ValueError(
-            f"No roofline: {file} has no kernel with both its bytes of device memory and its FLOP "
+            f"No roofline: {file} has no kernel with a number of device memory bytes and of FLOP "
             "in a precision with a known peak; record with ncu --set full, and export with "
             "--page raw."
         )
