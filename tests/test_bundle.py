@@ -159,7 +159,7 @@ def own_results(folder, **known):
     [
         ({"project_commit": "abc123", "project_dirty": False}, "at commit abc123,"),
         ({"project_commit": "abc123", "project_dirty": True}, "at commit abc123, with changes"),
-        ({}, "at a commit that was not recorded"),
+        ({}, "at an unknown commit"),
     ],
 )
 def test_tests_of_one_s_own_are_reproduced_in_their_repository(tmp_path, recorded, said):
@@ -205,7 +205,7 @@ HOSTILE = {
     "link": (("x/l", {"type": tarfile.SYMTYPE, "linkname": "/etc"}), "is not a plain file"),
     "hard link": (("x/l", {"type": tarfile.LNKTYPE, "linkname": "x/a"}), "is not a plain file"),
     "device": (("x/d", {"type": tarfile.CHRTYPE}), "is not a plain file"),
-    "two folders": (("y/b", b"b"), "not in one folder"),
+    "two folders": (("y/b", b"b"), "no single folder"),
     "twice": (GOOD, "is not a plain file"),
     "long name": ((f"x/{'n' * 300}", b"b"), "File name too long"),
 }

@@ -49,7 +49,7 @@ def test_an_option_has_its_time_throughput_and_ratios_in_one_row(tmp_path):
         ["12.0", "40.0", "1.00"], ["6.50", "80.0", "1.85"], ["3.50", "160", "3.43"],
         ["2.00", "240", "6.00"],
     ]  # fmt: skip
-    assert "Throughput is that of guide_throughput" in hours["note"]
+    assert "The throughput is that of guide_throughput" in hours["note"]
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_an_import_prints_how_it_reads_each_column(tmp_path):
     assert [re.split(r"\s{2,}", line) for line in ended.output.splitlines()[1:4]] == [
         ["setup", "n", "-", "2 nodes x 8 GPUs", "2 x 8"],
         ["Img/sec", "throughput", "Img/sec", "10.5k", "10500"],
-        ["acc", "unknown column, kept as a detail", "-", "0.9", "0.9"],
+        ["acc", "unknown column; report --csv prints it", "-", "0.9", "0.9"],
     ]
     assert not (tmp_path / "out").exists()
 
@@ -337,15 +337,15 @@ def test_tables_of_one_file_are_kept_apart(tmp_path):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("0,10,time,s", "n is '0', not a positive number"),
-        ("1.5,10,time,s", "n is '1.5', not a whole number"),
-        ("two,10,time,s", "n is 'two', not a number"),
-        ("1,-3,time,s", "value is '-3', not a positive number"),
-        ("1,nan,time,s", "value is 'nan', not a positive number"),
-        ("1,,time,s", "value is '', not a number"),
-        ("1,10,efficiency,percent", "metric 'efficiency' is neither a time nor a throughput"),
+        ("0,10,time,s", "column n has '0', which is not a positive number"),
+        ("1.5,10,time,s", "column n has '1.5', which is not a whole number"),
+        ("two,10,time,s", "column n has 'two', which is not a number"),
+        ("1,-3,time,s", "column value has '-3', which is not a positive number"),
+        ("1,nan,time,s", "column value has 'nan', which is not a positive number"),
+        ("1,,time,s", "column value has '', which is not a number"),
+        ("1,10,efficiency,percent", "metric 'efficiency' is unknown; write throughput"),
         ("1,10,time,fortnights", "unit 'fortnights' is not one of"),
-        ("1,10,step_time,ms", "a step time needs its global_batch or its scaling"),
+        ("1,10,step_time,ms", "a table of step times needs a column global_batch"),
     ],
 )
 def test_a_line_that_says_nothing_is_left_out_by_number(tmp_path, line, reason):
@@ -359,8 +359,8 @@ def test_a_scaling_that_says_nothing_is_named_once(tmp_path):
     lines = "1,10,time,s,stong\n2,6,time,s,stong\n1,10,time,s,strong\n4,3,time,s,\n"
     imported = table_of(tmp_path, "n,value,metric,unit,scaling\n" + lines)
     assert imported.warnings == [
-        "table.csv line 2: scaling 'stong' does not begin with any of strong, weak, fixed-epochs, "
-        "so it is taken as unknown"
+        "table.csv line 2: scaling 'stong' is taken as unknown, because it must begin with one of "
+        "strong, weak, fixed-epochs"
     ]
 
 
@@ -429,7 +429,7 @@ def test_a_single_epoch_is_kept_apart_and_flagged(tmp_path):
 def test_a_log_with_a_broken_time_names_the_job(tmp_path):
     head = "jobid,epoch,world_size,global_batch,epoch_time_s,images_per_sec\n"
     path = csv_file(tmp_path / "e.csv", head + "7,1,1,10,x,1\n")
-    with pytest.raises(ValueError, match="job 7: epoch_time_s is 'x', not a number"):
+    with pytest.raises(ValueError, match="job 7: column epoch_time_s has 'x', which is"):
         read([path])
 
 

@@ -127,7 +127,7 @@ def test_a_foreign_benchmark_is_a_time_of_one_process(tmp_path):
         ('{"benchmarks": [{"name": "a", "stats": {"median": NaN}}]}', "stats"),
         ("[1, 2]", "not a pytest-benchmark file"),
         ('{"benchmarks": {}}', "not a pytest-benchmark file"),
-        ('{"benchmarks": [3]}', "entry 0 is not a pytest-benchmark entry"),
+        ('{"benchmarks": [3]}', "entry 0 of the list benchmarks has no name"),
         ('{"benchmarks": [{"name": "a"}]}', "entry a: stats"),
         ('{"benchmarks": [{"name": "a", "stats": {"rounds": 3}}]}', "stats: median is missing"),
     ],
@@ -161,7 +161,7 @@ def test_a_case_with_an_impossible_round_is_left_out_and_found(measured, tmp_pat
     assert (found.cases, found.world_sizes) == ((case,), (2,))
 
 
-SHAPES = "differ in their numbers"
+SHAPES = "different numbers of ranks or turns"
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ SHAPES = "differ in their numbers"
         (("rank_round_s",), [[[1.0]]], r"strong\[64\]: rank_round_s"),
         (("rank_round_s", 0, 1), 0.0, r"rank_round_s\[0\]\[1\]"),
         (("rank_round_s", 0, 1), -1.0, r"rank_round_s\[0\]\[1\]"),
-        (("rank_round_s",), [[1.0, 2.0], [1.0]], "different numbers of rounds"),
+        (("rank_round_s",), [[1.0, 2.0], [1.0]], "unequal numbers of rounds"),
         (("details", "rank_variant_s"), {"full": [[1.0] * 24], "own": [[1.0] * 12]}, SHAPES),
         (("details", "rank_variant_s"), {"full": [[1.0] * 2], "own": [[1.0] * 2] * 2}, SHAPES),
         (("details", "rank_variant_s"), {"own": [[1.0] * 2] * 2}, SHAPES),

@@ -73,7 +73,7 @@ def test_the_demo_on_one_gpu_measures_what_it_can_and_makes_the_page(machine, tm
     assert left_out == {"kind": "too_few_gpus", "world_size": 2, "num_gpus": 1}
     page = (folder / "report.html").read_text()
     assert "every case at world size 2" in page
-    assert "it needs 2 GPUs, but the machine has 1" in page
+    assert "this size needs 2 GPUs; the machine has 1" in page
 
 
 @pytest.mark.parametrize(("code", "ends", "commands"), [(1, 1, 3), (3, 3, 1), (130, 130, 1)])

@@ -182,7 +182,7 @@ def test_the_level_is_that_of_the_size_expected_next(ladder):
 def test_the_page_draws_what_is_predicted_apart_from_what_was_measured(ladder, tmp_path):
     run(report, ladder)
     page = (ladder / "report.html").read_text()
-    assert "A dotted line with a hollow mark is predicted by the chosen rule, not measured" in page
+    assert "Dotted lines with hollow marks are not measured, but predicted by" in page
     assert "amdahl: 25.0 % at 16, 90 % interval" in page
     assert ">predicted by the rule</text>" in page
     short = strong_tree(tmp_path / "short", {1: (0.1,), 2: (0.06,)})

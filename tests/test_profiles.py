@@ -173,10 +173,10 @@ H100 = "NVIDIA H100 80GB HBM3"
 @pytest.mark.parametrize(
     ("device", "change", "why"),
     [
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", ("", ""), "knows no datasheet with the peaks of"),
-        ("H100 PCIe", ("", ""), "knows no datasheet with the peaks of H100 PCIe"),  # of memory
-        (H100, ("dram__bytes", "l2__bytes"), "kernels.csv has no kernel with both"),
-        (H100, ("path_tensor", "x"), "kernels.csv has no kernel with both"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", ("", ""), "does not know the datasheet peaks of"),
+        ("H100 PCIe", ("", ""), "does not know the datasheet peaks of H100 PCIe"),  # of memory
+        (H100, ("dram__bytes", "l2__bytes"), "no kernel of kernels.csv has counts"),
+        (H100, ("path_tensor", "x"), "no kernel of kernels.csv has counts"),
         (H100, ("display_name", "x"), "does not name its GPU"),
     ],
 )

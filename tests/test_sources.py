@@ -71,7 +71,7 @@ def test_a_launch_whose_result_was_cut_is_read_from_its_journal_or_left_out(tmp_
     assert len(found.launches) == len(whole.launches) - 1
     assert first.parent.name in [launch.path.parent.name for launch in found.launches]
     why = str(*found.unread)
-    assert why.startswith(f"{second}: not valid JSON, and maybe truncated: ")
+    assert why.startswith(f"{second}: the file is not valid JSON, and may be truncated: ")
     shown = str(page(evaluate(found), 0.7))
     assert "A file is not in this report, because it cannot be read: " in shown
 

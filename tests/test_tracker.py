@@ -186,7 +186,7 @@ def test_the_paths_of_the_http_interface_are_the_servers(folder):
         assert (tracker.problems, len(tracker.runs)) == ([], 5)
     wrong = {"run": ("runs", "/runs/{name}", "/runs?a=1", "/runs/{id}"), "metrics": ("/metrics",)}
     for name, route in ((name, route) for name, routes in wrong.items() for route in routes):
-        with pytest.raises(ValueError, match="a route begins with /"):
+        with pytest.raises(ValueError, match="a route must begin with /"):
             tracked.Routes(**{name: route})
 
 

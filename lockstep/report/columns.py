@@ -254,7 +254,7 @@ _POINTS = {
     "num_launches": Column("count", "number of repeats, over which intervals are computed"),
     "num_jobs": Column("count", "number of Slurm jobs of the launches"),
     "interval_over": Column(
-        "text", "repeats that the intervals are over: launches, jobs, or launches of one job",
+        "text", "repeats over which intervals are computed: launches, jobs, or launches of one job",
         _interval_over),
     "rounds": Column("count", "number of timed rounds of all launches",
         lambda place: sum(row.rounds or 0 for row in place.point.rows)),
@@ -302,7 +302,8 @@ _POINTS = {
         "s", "time from the start of the backward pass until DDP's first bucket is ready",
         _median("first_reduce_s")),
     **OF_TRAININGS,
-    "flags": Column("text", "kinds of its flags; a flagged result is no evidence for a proposal",
+    "flags": Column("text", "kinds of the result's flags; a flagged result is no evidence for a "
+    "proposal",
         lambda place: flags.to_dicts(place.point.flags)),
     "num_far_out": Column(
         "count", "number of rounds far outside the quartiles of their launch; results include "
@@ -368,7 +369,8 @@ LAUNCHES = {
         _trained(learning.best_accuracy)),
     "num_far_out": Column("count", "number of rounds far outside the quartiles; results include "
     "these rounds"),
-    "flags": Column("text", "kinds of its flags; a flagged result is no evidence for a proposal",
+    "flags": Column("text", "kinds of the result's flags; a flagged result is no evidence for a "
+    "proposal",
         lambda row: _kinds(row.flags)),
 }  # fmt: skip
 

@@ -196,7 +196,8 @@ def _write_page(
     if evaluation.findings:
         click.echo("The page and lockstep check list these findings.")
     click.echo(f"report: {click.format_filename(target)}")
-    click.echo(f"open the page in a browser: {target.resolve().as_uri()}")
+    uri = target.resolve().as_uri()
+    click.echo(f"open the page in a browser: {uri}")
     if formats:
         from lockstep.report.page import figures
 

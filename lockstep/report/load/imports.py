@@ -228,8 +228,8 @@ def _plain_row(path: Path, number: int, cells: dict[str, str]) -> tuple[Record, 
     size = _whole(cells["n"], "n") if "n" in cells else (nodes or 0) * (per_node or 0)
     if nodes and per_node and size != nodes * per_node:
         raise ValueError(
-            f"n is {size}, but the line has {nodes} nodes with {per_node} ranks each; correct one "
-            "of these columns"
+            f"column n is {size}, but the line has {nodes} nodes with {per_node} ranks each; "
+            "correct one of these columns"
         )
     row: Record = {
         "launch": f"line {number}",
@@ -313,7 +313,9 @@ def _from_rate(row: Record, cells: dict[str, str]) -> tuple[Record, Record]:
     if whose:
         count = row["world_size"] if whose == "device" else row["num_nodes"]
         if count is None:
-            raise ValueError("the throughput is per node; add a column nodes with their number")
+            raise ValueError(
+                "the throughput is per node; add a column nodes with the number of nodes"
+            )
         value *= count
         own_rate, device_or_node = rate if parsed.factor == 1 else unit, whose
         facts |= {
@@ -348,8 +350,8 @@ def _from_step(seconds: float, row: Record) -> Record:
         }  # fmt: skip
     if row["scaling"] is None:
         raise ValueError(
-            "a table of step times needs a column global_batch or scaling, such as in the header "
-            f"and line: n,step time (s),global_batch / {row['world_size']},{seconds:g},1024"
+            "a table of step times needs a column global_batch or scaling, for example a header "
+            f"and a line: n,step time (s),global_batch / {row['world_size']},{seconds:g},1024"
         )
     work = 1 if row["scaling"] == "strong" else row["world_size"]
     return {"step_s": seconds, "rate": work / seconds}

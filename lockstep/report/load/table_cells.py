@@ -413,7 +413,9 @@ def values(table: Table) -> tuple[list[tuple[str, ...]], Lines]:
             made.append((number, cells))
     understood: list[tuple[str, ...]] = []
     for column in columns:
-        meaning = column.name if column.name in COLUMNS else "unknown; --csv and --json print it"
+        meaning = (
+            column.name if column.name in COLUMNS else "unknown column; report --csv prints it"
+        )
         if re.search(r"(?i)speed.?up|efficiency", column.name):
             meaning = f"{meaning}; lockstep check compares it with the computed ratio"
         unit, cell = column.unit or column.units[0], column.cells[0]
@@ -481,7 +483,7 @@ def _refuse_open(table: Table, columns: Sequence[Column]) -> None:
     names = {column.name for column in columns}
     values = [column for column in columns if column.metric is not None]
     heads = {column.heading: column.heading for column in columns}
-    rates = "'throughput (samples/s)' for all ranks, 'throughput (samples/s/GPU)' for one GPU"
+    rates = "'throughput (samples/s)' for all ranks, or 'throughput (samples/s/GPU)' for one GPU"
     needed = []
     if not values:
         needed = [f"no column has values; name a column {rates}, or 'step time (ms)'"]

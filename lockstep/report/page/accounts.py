@@ -37,8 +37,8 @@ def jobs(results: Results) -> Panel | None:
         "CPU efficiency (%)": "CPU efficiency is CPU time / (cores x elapsed time), as in seff.",
         "Memory efficiency (%)": "Memory efficiency is the largest memory of a step / the memory "
         "allocated, as in seff.",
-        "Queue wait": "Queue wait lasts from submission, or from eligibility after a "
-        "dependency, to the start.",
+        "Queue wait": "Queue wait is the time from submission to the start. For a job with a "
+        "dependency, it begins when the job becomes eligible.",
         "Node-hours": "Hours are allocated hours, used or not. CPUs are counted as Slurm counts "
         "them.",
         "TRES billing (hours)": "TRES billing is Slurm's value, without a QOS's usage factor.",
@@ -74,9 +74,11 @@ def _whole(row: Row) -> tuple[str, str]:
 
 def _lead(rows: Sequence[Row], known: Sequence[Row], hours: str) -> Iterator[str]:
     missing, jobs = len(rows) - len(known), counted(len(known), "job")
-    ran = f"{jobs} ran {in_words(sum(values(known, 'elapsed_s')))} in all"
-    unended = counted(missing, "job")
-    yield f"{ran}; the end of {unended} is not known." if missing else f"{ran}."
+    elapsed, unended = in_words(sum(values(known, "elapsed_s"))), counted(missing, "job")
+    if missing:
+        yield f"{jobs} ran {elapsed} in all; the end of {unended} is not known."
+    else:
+        yield f"{jobs} ran {elapsed} in all."
     sums = [(sum(values(known, name)), unit) for name, unit in ACCOUNTED.items()]
     if texts := [f"{number(total)} {unit}" for total, unit in sums if total]:
         yield f"Allocated were {', '.join(texts)}."

@@ -251,10 +251,11 @@ def _metrics(series: Sequence[Series]) -> list[Table]:
     columns = ("Case", "Ranks", "Launches", "Median", "95 % interval")
     return [
         table(
-            f"{name} ({unit}), the {'highest' if better == 'higher' else 'lowest'} value first",
+            f"{name} ({unit}), the {best} first",
             columns, [cells for _, cells in sorted(own, key=itemgetter(0))], 1,
         )
         for (name, unit, better), own in rows.items()
+        for best in ("highest" if better == "higher" else "lowest",)
     ]  # fmt: skip
 
 
@@ -322,7 +323,7 @@ def _paces(rows: Sequence[Row]) -> list[Panel]:
     dot = "rank" if is_hosts else "launch"
     figure = {
         "kind": "category", "id": "pace-strip", "title": title, "items": items,
-        "xlabel": "Extra time over the others (%)", "ylabel": noun.capitalize(),
+        "xlabel": "Extra time compared with the others (%)", "ylabel": noun.capitalize(),
         "line": 0.0, "is_relative": True, "desc": f"Step time by {noun}. {described}.",
         "note": f"A mark is the step time of a {noun} without gradient synchronisation, divided by "
         f"the median of the other {noun}s. It is a geometric mean over launches, with its 95 % "

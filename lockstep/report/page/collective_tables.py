@@ -110,7 +110,7 @@ def _link_tables(ordered: Mapping[Key, Sweep], largest: int, wires: Wires) -> li
         "+ bytes on the link / rate.",
         "Rate (GB/s)": "The rate is the busbw of infinitely long messages.",
         "Error of the fit (%)": "A large error of the fit means that the library changes its "
-        "algorithm with the size.",
+        "algorithm with the message size.",
         "Share of the wire (%)": "The wire's rate is the sum over all network ports that the "
         "first node uses. On one node, it is the rate of NVLink or PCIe in one direction in the "
         "GPU's data sheet.",

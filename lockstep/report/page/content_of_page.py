@@ -250,7 +250,7 @@ def _band(results: Results) -> str | None:
             f"Ranks, DDP and network are real; each device waits {number(float(wait))} ms per "
             "sample instead of computing."
         )
-    return " ".join([*texts, "This is no evidence for a proposal."])
+    return " ".join([*texts, "These results are no evidence for a proposal."])
 
 
 def _title(results: Results, series: Sequence[Series]) -> str:
@@ -310,19 +310,21 @@ def _warnings(evaluation: Evaluation) -> list[str]:
         if abs((point.mean_over_median or 1.0) - 1) > NOTABLE
     ]  # fmt: skip
     intervals = counted(len(wide), "interval")
-    noisy = f"{intervals} wider than a factor of {WIDE:g} (in {listed(dict.fromkeys(wide), 4)})"
+    studies = listed(dict.fromkeys(wide), 4)
+    too_wide = f"{intervals} wider than a factor of {WIDE:g} (in {studies})"
     if len(wide) > len(points) / 2:
-        noisy = f"most points are too noisy: {noisy}"
-    odd, studies = counted(len(skewed), "point"), listed(dict.fromkeys(skewed), 4)
+        too_wide = f"most points are too noisy: {too_wide}"
+    skewed_points, studies = counted(len(skewed), "point"), listed(dict.fromkeys(skewed), 4)
     lost = facts.gaps(results, lambda gap: gap.can_be_filled)
-    off = f"{100 * NOTABLE:.0f} %"
+    limit = f"{100 * NOTABLE:.0f} %"
     texts = [
         (len(evaluation.left_out), evaluation.not_pooled),
         (flagged, f"{flagged} of {counted(len(points), 'point')} flagged"),
         (unequal, f"{unequal} series with different numbers of threads per rank"),
         (single, f"{counted(single, 'point')} without repeat"),
-        (len(wide), noisy),
-        (len(skewed), f"{odd} with a mean step time more than {off} off the median (in {studies})"),
+        (len(wide), too_wide),
+        (len(skewed), f"{skewed_points} with a mean step time more than {limit} off the median "
+         f"(in {studies})"),
         (broken, f"{counted(broken, 'launch')} incomplete"),
         (len(results.unread), f"{len(results.unread)} unreadable"),
         (len(lost), counted(len(lost), "gap")),

@@ -355,9 +355,10 @@ LOSS_NOTE = (
     "The whole step is the step time of all tables, which is a median of timed rounds. Its parts "
     "are those of the card, scaled to this median. They are means over turns of three kinds: the "
     "step, the step without gradient synchronisation, and that step on half of the batch. Compute "
-    "is the time of a rank that never waits, minus the other parts. A loss is the time beyond the "
-    "ideal step. The ideal step is the baseline's, divided in strong scaling by the growth of the "
-    "world size. A baseline of one rank separates DDP's own work from communication. DDP's own "
+    "is the time of a rank that never waits, minus the other parts. The loss of a part is its time "
+    "minus its time in the ideal step, and at least 0. The ideal step is the baseline's step; in "
+    "strong scaling, it is divided by the growth of the world size. A baseline of one rank "
+    "separates DDP's own work from communication. DDP's own "
     "work and the fixed cost are a loss only as far as more ranks do not share them. Compute is "
     "longer where ranks share cores."
 )

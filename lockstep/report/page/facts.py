@@ -147,8 +147,11 @@ def gaps_panel(results: Results) -> Panel | None:
         f"A file is not in this report, because it cannot be read: {why}." for why in results.unread
     ]
     if broken:
-        text = f"{counted(len(broken), 'launch')} incomplete: {listed(broken)}."
-        lead.append(f"{text} Finished cases of incomplete launches are in this report.")
+        num_broken, names = counted(len(broken), "launch"), listed(broken)
+        lead.append(
+            f"{num_broken} incomplete: {names}. Finished cases of these launches are in this "
+            "report."
+        )
     caption, columns = "Cases and launches without a result", ("What", "Why", "Launches")
     tables = [table(caption, columns, lines, 3, "")] if lines else []
     return panel("gaps", "Not measured", lead=lead, tables=tables) if lead or lines else None
@@ -234,7 +237,8 @@ def _launch_table(launches: list[Launch]) -> Table:
         for launch in launches
     ]
     broken = sum(not launch.complete for launch in launches)
-    text = f"{counted(len(launches), 'launch')}, {f'{broken} incomplete' if broken else 'complete'}"
+    state = f"{broken} incomplete" if broken else "complete"
+    text = f"{counted(len(launches), 'launch')}, {state}"
     return table("Launches", columns, rows, 5, "", finding=text)
 
 

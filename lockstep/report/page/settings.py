@@ -137,7 +137,7 @@ def _category_table(study: str, members: Sequence[Member], world_size: int) -> T
         note = f"The ratio is relative to {reference} of the same workload at the same world size."
         if not several:
             rate = absolute(base[1])
-            note = f"The ratio is relative to {reference}, {rate}, at the same world size."
+            note = f"The ratio is relative to {reference} ({rate}) at the same world size."
     note += (
         " The verdict compares each setting with the quickest one, and is corrected for comparing "
         "all pairs of settings."

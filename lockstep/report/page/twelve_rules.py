@@ -94,7 +94,10 @@ def checklist(results: Results, series: Sequence[Series]) -> list[Checked]:
                 "launches",
                    "nothing was measured here"),
         ),
-        ("Check that noise is normal before assuming it", _normality(series, bool(measured))),
+        (
+            "Check that noise is normally distributed before assuming so",
+            _normality(series, bool(measured)),
+        ),
         (
             "Compare by intervals or tests, not bare numbers",
             (known == len(ratios), f"{known} of {num_ratios} had an interval that includes the "
@@ -144,8 +147,8 @@ def twelve_panel(results: Results, series: Sequence[Series]) -> Panel:
     text, num_others = f"{held} held, {broken} not held", len(rules) - held - broken
     lead = (
         "These are Hoefler and Belli's rules for reporting the performance of parallel computers "
-        "(SC15, doi 10.1145/2807591.2807644) in our words, with evidence from these results. Of "
-        f"the rules, {held} are held, {broken} are not held, and {num_others} do not apply."
+        "(SC15, doi 10.1145/2807591.2807644) in our words, with evidence from these results. "
+        f"Rules held: {held}; rules not held: {broken}; rules that do not apply: {num_others}."
     )
     rows = [
         [f"{each.number}. {each.rule}", f"{MARKS[each.state]} {each.state}", each.evidence]
@@ -172,10 +175,11 @@ def _left_out(results: Results) -> Verdict:
     unexplained = facts.gaps(results, lambda gap: not gap.is_explained)
     lost = [*(what for what, _, _ in unexplained), *map(str, results.unread)]
     if lost:
-        first = lost[0]
-        return False, f"{counted(len(lost), 'gap')} without a reason; the first is {first}"
+        num_gaps, first = counted(len(lost), "gap"), lost[0]
+        return False, f"{num_gaps} without a reason; the first is {first}"
     if gaps := facts.gaps(results):
-        return True, f"{counted(len(gaps), 'gap')}, each with its reason under Not measured"
+        num_gaps = counted(len(gaps), "gap")
+        return True, f"{num_gaps}, each with its reason under Not measured"
     return True, "every planned case was measured"
 
 
@@ -199,8 +203,8 @@ def _normality(series: Sequence[Series], is_measured: bool) -> Verdict:
     count = counted(len(values), "launch")
     if len(values) < FEWEST_VALUES:
         return False, (
-            f"it is assumed that the logarithms of rates are normal; {count} of points with 3 or "
-            "more launches are too few to check the assumption"
+            "the logarithms of rates are assumed to be normally distributed, because "
+            f"{count} of points with 3 or more launches are too few to check"
         )
     statistic = anderson_darling(values)
     sign = "below" if statistic < CRITICAL else "above"
@@ -234,14 +238,12 @@ def _setup(results: Results, measured: Sequence[Point]) -> Verdict:
     if not (launches or runs):
         return False, "cited tables describe the setup only as far as their source does"
     full = sum(all(launch.provenance.get(name) for name in SETUP) for launch in launches)
+    num_launches, num_runs = counted(len(launches), "launch"), counted(len(runs), "training run")
     complete = (
-        f"{full} of {counted(len(launches), 'launch')} recorded versions, devices, ranks and "
-        "environment; each case's name has its factors"
+        f"{full} of {num_launches} recorded versions, devices, ranks and environment; the name of "
+        "each case has its factors"
     )
-    partial = (
-        f"{counted(len(runs), 'training run')} recorded options and device, but neither versions "
-        "nor environment"
-    )
+    partial = f"{num_runs} recorded options and device, but neither versions nor environment"
     text = "; ".join([*[complete] * bool(launches), *[partial] * bool(runs)])
     return full == len(launches) and not runs, text
 
@@ -292,14 +294,17 @@ def _lines(
         for pair in pairwise(values):
             if pair[1] > widest * pair[0]:
                 small, large = (f"{value:g}" if noun else size_of(value) for value in pair)
-                return False, f"the line of {label} joins {small} and {large}{noun}"
+                sizes_apart = f"{small} and {large}{noun}"
+                return False, f"the line of {label} joins {sizes_apart}, which are too far apart"
     texts = ["the figures show launches and intervals"] if drawn and measured else []
     if drawn:
         count = counted(len(drawn), "curve")
-        texts.append(f"the lines of {count} join sizes at most a factor of {WIDEST_STEP:g} apart")
+        texts.append(
+            f"lines of {count} join sizes that differ at most by a factor of {WIDEST_STEP:g}"
+        )
     if swept:
         count = counted(len(swept), "collective")
         texts.append(
-            f"the lines of {count} join messages a factor of {WIDEST_SWEEP:g} apart at most"
+            f"lines of {count} join messages that differ at most by a factor of {WIDEST_SWEEP:g}"
         )
     return True, "; ".join(texts)

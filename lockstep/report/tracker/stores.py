@@ -76,8 +76,8 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         address = rest[-1]
         raise NotSentError(
             "refused",
-            f"the server redirects requests for {req.full_url} to {address}; set the uri of the "
-            "tracker to the second server",
+            f"the server redirects requests for {req.full_url} to {address}; set the tracker's uri "
+            "to the new address",
         )
 
 

@@ -132,7 +132,7 @@ def milliseconds(moment: str) -> int:
 def _address(text: str) -> str:
     if not text.isprintable() or " " in text:
         raise ValueError(
-            "a tracker's address has no space in it; write sqlite:///PATH or http://SERVER"
+            "a tracker's address must not have spaces; write sqlite:///PATH or http://SERVER"
         )
     parts = urlsplit(text)
     if parts.scheme not in ("sqlite", "http", "https"):

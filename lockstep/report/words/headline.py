@@ -113,7 +113,9 @@ class Headline:
         why = self.why
         if why is None or self.loss_point is self.series.base:
             return ""
-        cause = self.cause(_span(why.named[0])) if why.named else "no cause of this is shown"
+        cause = (
+            self.cause(_span(why.named[0])) if why.named else "the cause of this loss is not shown"
+        )
         step_ms, lost_ms = parts.ms(why.loss.step_s), _span(why.loss)
         lost = f"a step takes {step_ms} ms, {lost_ms} longer than the ideal step; {cause}"
         if why.kind == "little":

@@ -56,7 +56,7 @@ def next_step(
         return MORE_SEEDS if seeds < WANTED_LAUNCHES else TRAINED
     if flagged := next((p.flags[0] for p in points if p.flags), None):
         return (
-            "Remove the causes of the flags and measure those points again. The first flag: "
+            "Remove the causes of the flags and measure the flagged points again. The first flag: "
             f"{flagged}."
         )
     if first := _more_launches(measured) or _of_own_tests(measured, threshold, judged):

@@ -187,13 +187,14 @@ def _headline(ranking: Ranking) -> str:
         first = ranking.places[0]
         fastest = "Fastest as measured" if _unsure(ranking) else "Fastest"
         best = fastest if _unsure(ranking) else "Best"
+        condition = ""
         if ranking.study not in STUDIES:  # a user's values may change the work of a step
-            best = f"{fastest}, if all settings do the same work,"
+            best, condition = fastest, ", if all settings do the same work"
         if first.kind != "best":
-            best = "Only one setting was measured"
+            best, condition = "Only one setting was measured", ""
         rate, interval = f"{number(first.point.rate)} {ranking.unit}/s", first.point.rate_interval
         rate += f" ({span(interval)})" if interval else ""
-        text = f"{best} {where}: {factors_text(first.factors)}, {rate}."
+        text = f"{best} {where}{condition}: {factors_text(first.factors)}, {rate}."
     others = {
         f"{VERDICTS['not_shown_slower']} with it": _of_kind(ranking, "not_shown_slower"),
         VERDICTS["too_noisy"]: _of_kind(ranking, "too_noisy"),

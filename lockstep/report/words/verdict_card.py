@@ -146,11 +146,12 @@ def why_short(series: Series, point: Point, why: Reason | None) -> str | None:
         span = ms_span(part.interval) if part.interval else no_interval(point, series.base)
         cause = f"{NAMES[part.cause]}{who.get(part.cause, '')}"
         losses.append(f"{ms(part.seconds)} ms ({span}) are lost to {cause}")
-    first = why.named[0].cause
-    advice = f"look at {LATE_NEXT}" if first == "input" and first in who else ADVICE[first]
+    lost_to, first = " and ".join(losses), why.named[0].cause
+    is_late = first == "input" and first in who
+    advice = capital(f"look at {LATE_NEXT}" if is_late else ADVICE[first])
     return (
         f"{series.label} on {size}: a step takes {step_ms} ms instead of the ideal {ideal_ms} ms; "
-        f"{' and '.join(losses)}. {capital(advice)}."
+        f"{lost_to}. {advice}."
     )
 
 
