@@ -284,9 +284,9 @@ def test_an_import_prints_how_it_reads_each_column(tmp_path):
     ("Nodes,time (s)\n1,100\n", "column 'Nodes' counts nodes, .* GPUs per node.*: gpus,Nodes,time"),
     ("gpus,ranks,images/s\n1,2,100\n", "both mean n"), ("gpus,time (h)\n1,12:30\n", "h:mm:ss"),
     ("gpus,nodes,gpus_per_node,img/s\n8,2,2,100\n", "2 nodes with 2"),
-    ("GPUs;images/s\n1;1.352\n2;2.690\n", "may be 1352 or 1.352; write 1352 or 1.352"),
-    ("GPUs\timages/s\n1\t3,120\n2\t5,980\n", "may be 3120 or 3.120"),
-    ("n,value,metric,unit\n0,10,time,s\n", r"no line .* can be used: table\.csv line 2"),
+    ("GPUs;images/s\n1;1.352\n2;2.690\n", "may mean 1352 or 1.352; write 1352 or 1.352"),
+    ("GPUs\timages/s\n1\t3,120\n2\t5,980\n", "may mean 3120 or 3.120"),
+    ("n,value,metric,unit\n0,10,time,s\n", r"no line .* can be imported: table\.csv line 2"),
     *((f"n,value,metric,unit\n8,100,throughput,{unit}\n", advice) for unit, advice in UNITS),
 ])  # fmt: skip
 def test_a_table_that_leaves_something_open_is_refused_with_what_to_write(tmp_path, text, advice):
@@ -344,7 +344,7 @@ def test_tables_of_one_file_are_kept_apart(tmp_path):
         ("1,nan,time,s", "column value has 'nan', which is not a positive number"),
         ("1,,time,s", "column value has '', which is not a number"),
         ("1,10,efficiency,percent", "metric 'efficiency' is unknown; write throughput"),
-        ("1,10,time,fortnights", "unit 'fortnights' is not one of"),
+        ("1,10,time,fortnights", "unit 'fortnights' is not a unit of time"),
         ("1,10,step_time,ms", "a table of step times needs a column global_batch"),
     ],
 )

@@ -190,7 +190,7 @@ def test_the_tile_of_a_loss_gives_all_of_it_and_its_cause_not_whoever_is_slow(
     tiles = content_of_page.tiles(dataclasses.replace(judged, why=why), "")
     (tile,) = [one for one in tiles if one["label"].startswith("Lost")]
     assert tile["value"] == "20.0 of 40.0 ms"
-    assert headline.PHRASES[cause].format(time="15.0 ms") in tile["note"]
+    assert headline.PHRASES[cause].format(milliseconds="15.0 ms") in tile["note"]
     assert ("node7" in tile["note"]) == names_host
 
 
@@ -218,7 +218,7 @@ def test_the_next_step_of_a_study_that_scales_contradicts_none_that_does_not(tmp
             write(tmp_path, document(f"w{size}-r{repeat}", size, cases, repeat=repeat))
     said = data_of(tmp_path)["next"]
     assert said.startswith("Use the sizes named above")
-    assert said.endswith("At 4 ranks weak is still good.")
+    assert said.endswith("At 4 ranks, the efficiency of weak is still good.")
 
 
 def test_the_sections_stand_in_the_order_of_the_page(full):

@@ -81,14 +81,14 @@ def test_a_folder_of_campaigns_or_sessions_names_them(tmp_path):
     strong_tree(tmp_path / "first")
     for folder, name in ((tmp_path, "first"), (tmp_path / "pytest", "20261120T120000Z")):
         with pytest.raises(
-            ValueError, match=f"holds 1 folder of .*; give this one: {folder / name}$"
+            ValueError, match=f"holds no result; give a folder of .*: {folder / name}$"
         ):
             load([folder])
 
 
 @pytest.mark.parametrize(
     ("campaign", "sentence"),
-    [("[]", "not a campaign"), ('{"schema": 7}', "schema 7"),
+    [("[]", "must hold one JSON object"), ('{"schema": 7}', "schema 7"),
      ('{"schema": 1, "launches": [3]}', r"launches\[0\] is 3"), ("{", "truncated"),
      ('{"schema": 1, "launches": [{"name": "w4-r0", "world_size": [4]}]}',
       r"launches\[0\].world_size is \[4\]"),

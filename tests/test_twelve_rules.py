@@ -31,7 +31,7 @@ def test_a_sound_campaign_holds_all_and_its_noise_is_checked(tmp_path):
     kept = listed(folder)
     assert set(states(kept).values()) == {"held"}
     assert kept[4].evidence == "3 of 3 points had a 95 % interval over launches"
-    assert "of 9 launches: the Anderson-Darling statistic, 0." in kept[5].evidence
+    assert "of 9 launches were checked: the Anderson-Darling statistic 0." in kept[5].evidence
 
 
 def test_two_launches_a_point_are_too_few_to_check_and_have_no_peak(tmp_path):
