@@ -151,4 +151,4 @@ def test_the_table_of_buckets_says_when_the_first_all_reduce_begins(tmp_path):
     (shown,) = section["tables"]
     at = [one["label"] for one in shown["columns"]].index("First all-reduce")
     assert [row[at] for row in shown["rows"]] == ["2.00", "9.00"]
-    assert any("smaller cap" in note for note in section["notes"])
+    assert any("smaller bucket_cap_mb" in note for note in section["notes"])

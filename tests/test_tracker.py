@@ -389,7 +389,7 @@ def test_mlflow_reads_back_what_was_exported(folder):
     ("table", "said"),
     [
         ('uri = "http://me:secret@host"', "it must not contain a key"),
-        ('kind = "http"', "needs uri"),
+        ('kind = "http"', "needs the server's address"),
         ('kinds = "http"', "unknown key 'kinds'; did you mean 'kind'?"),
         ('uri = "ftp://host"', "address must begin with sqlite:///, http:// or https://"),
     ],

@@ -42,10 +42,11 @@ def timing(results: Results, points: Sequence[Point]) -> list[str]:
     of_round, of_case = f"{steps} {_noun(steps, 'step')}", f"{rounds} {_noun(rounds, 'round')}"
     of_point = f"{launches} {_noun(launches, 'launch')}"
     return [
-        f"Lockstep {version} timed the main loop with a monotonic clock. A round follows an "
-        f"untimed barrier. It has {of_round} without synchronisation with the host, and ends with "
-        "one device synchronisation. Each rank keeps its own time, and a round lasts as long as "
-        f"its slowest rank. Start-up, data generation and checks are not timed.{warm}",
+        f"Lockstep {version} measured with timers around the main loop and a monotonic clock. A "
+        f"round follows an untimed barrier. It has {of_round} without synchronisation with the "
+        "host, and ends with one device synchronisation. Each rank keeps its own time, and a round "
+        "lasts as long as its slowest rank. Start-up, data generation and checks are not timed."
+        f"{warm}",
         f"A launch is a new process group and times {of_case} of each case. A point has "
         f"{of_point}.{order} A step time is the median over the rounds of a launch, and then the "
         "median over launches.",
