@@ -90,7 +90,7 @@ def _read(path: Path) -> Profile:
         step_s, compute_s = float(bound["step_s"]), float(bound["compute_s"])
     except (KeyError, TypeError) as error:
         raise ValueError(
-            f"{path}: the file is not a valid lockstep-explain.json; key {error} is missing or wrong"
+            f"{path}: the file is no valid lockstep-explain.json; key {error} is missing or wrong"
         ) from error
     exposed_s, input_s = (max(seconds.pop(cause, 0.0), 0.0) for cause in ("exposed", "input"))
     compute_s += sum(max(seconds.pop(cause, 0.0), 0.0) for cause in ("fixed", "ddp"))
