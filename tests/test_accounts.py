@@ -52,5 +52,5 @@ def test_an_accounting_that_is_broken_or_of_another_schema_is_refused(tmp_path, 
 def test_a_folder_whose_jobs_have_measured_nothing_is_said_so(tmp_path):
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "exit-7.json").write_text('{"job_id": "7", "exit_code": 1}')
-    with pytest.raises(ValueError, match=r"its jobs have no results yet; see lockstep status "):
+    with pytest.raises(ValueError, match=r"jobs have no results yet; run lockstep status "):
         load([tmp_path])

@@ -147,7 +147,7 @@ HOSTILE = {
     "outside": (("x/../../out", b"b"), "outside the destination"),
     "absolute": (("/tmp/out", b"b"), "is not a plain file"),  # noqa: S108
     "link": (("x/l", {"type": tarfile.SYMTYPE, "linkname": "/etc"}), "is not a plain file"),
-    "two folders": (("y/b", b"b"), "not in one folder"),
+    "two folders": (("y/b", b"b"), "no single folder"),
     "long name": ((f"x/{'n' * 300}", b"b"), "File name too long"),
 }
 

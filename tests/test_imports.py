@@ -165,7 +165,7 @@ def test_an_import_prints_how_it_reads_each_column(tmp_path):
     assert [re.split(r"\s{2,}", line) for line in ended.output.splitlines()[1:4]] == [
         ["setup", "n", "-", "2 nodes x 8 GPUs", "2 x 8"],
         ["Img/sec", "throughput", "Img/sec", "10.5k", "10500"],
-        ["acc", "unknown column, kept as a detail", "-", "0.9", "0.9"],
+        ["acc", "unknown column; report --csv prints it", "-", "0.9", "0.9"],
     ]
     assert not (tmp_path / "out").exists()
 
@@ -176,8 +176,8 @@ def test_an_import_prints_how_it_reads_each_column(tmp_path):
     ("Nodes,time (s)\n1,100\n", "column 'Nodes' counts nodes, .* GPUs per node.*: gpus,Nodes,time"),
     ("gpus,ranks,images/s\n1,2,100\n", "both mean n"), ("gpus,time (h)\n1,12:30\n", "h:mm:ss"),
     ("gpus,nodes,gpus_per_node,img/s\n8,2,2,100\n", "2 nodes with 2"),
-    ("GPUs;images/s\n1;1.352\n2;2.690\n", "may be 1352 or 1.352; write 1352 or 1.352"),
-    ("n,value,metric,unit\n0,10,time,s\n", r"no line .* can be used: table\.csv line 2"),
+    ("GPUs;images/s\n1;1.352\n2;2.690\n", "may mean 1352 or 1.352; write 1352 or 1.352"),
+    ("n,value,metric,unit\n0,10,time,s\n", r"no line .* can be imported: table\.csv line 2"),
     *((f"n,value,metric,unit\n8,100,throughput,{unit}\n", advice) for unit, advice in UNITS),
 ])  # fmt: skip
 def test_a_table_that_leaves_something_open_is_refused_with_what_to_write(tmp_path, text, advice):
@@ -200,11 +200,11 @@ def test_a_row_that_calls_itself_ideal_is_no_result(tmp_path, column, cell, orig
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("0,10,time,s", "n is '0', not a positive number"),
-        ("1,-3,time,s", "value is '-3', not a positive number"),
-        ("1,10,efficiency,percent", "metric 'efficiency' is neither a time nor a throughput"),
-        ("1,10,time,fortnights", "unit 'fortnights' is not one of"),
-        ("1,10,step_time,ms", "a step time needs its global_batch or its scaling"),
+        ("0,10,time,s", "column n has '0', which is not a positive number"),
+        ("1,-3,time,s", "column value has '-3', which is not a positive number"),
+        ("1,10,efficiency,percent", "metric 'efficiency' is unknown; write throughput"),
+        ("1,10,time,fortnights", "unit 'fortnights' is not a unit of time"),
+        ("1,10,step_time,ms", "a table of step times needs a column global_batch"),
     ],
 )
 def test_a_line_that_says_nothing_is_left_out_by_number(tmp_path, line, reason):

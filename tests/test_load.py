@@ -151,7 +151,7 @@ def test_a_case_with_an_impossible_round_is_left_out_and_found(measured, tmp_pat
     assert (found.cases, found.world_sizes) == ((case,), (2,))
 
 
-SHAPES = "differ in their numbers"
+SHAPES = "different numbers of ranks or turns"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ SHAPES = "differ in their numbers"
         (("schema",), 99, r"entry strong\[64\] has the Lockstep schema 99"),
         (("rank_round_s",), None, r"strong\[64\]: rank_round_s is None"),
         (("rank_round_s", 0, 1), 0.0, r"rank_round_s\[0\]\[1\]"),
-        (("rank_round_s",), [[1.0, 2.0], [1.0]], "different numbers of rounds"),
+        (("rank_round_s",), [[1.0, 2.0], [1.0]], "unequal numbers of rounds"),
         (("details", "rank_variant_s"), {"full": [[1.0] * 24], "own": [[1.0] * 12]}, SHAPES),
         (("details", "rank_variant_s"), {"own": []}, SHAPES),
         (("stats", "median"), "0.1", "stats: median is '0.1'"),

@@ -122,7 +122,7 @@ def test_the_roofline_of_what_ncu_counted(tmp_path):
     assert "Roofline of H100 SXM, 3350 GB/s" in printed
     assert re.search(r"^gemm +compute +bf16 +400 +400 +989 +40\.4$", printed, re.M)
     assert re.search(r"^add +memory +fp32 +0\.100 +0\.300 +0\.335 +89\.6$", printed, re.M)
-    assert "1 kernel without FLOP" in printed
+    assert "1 kernel without known FLOP" in printed
     assert re.search(r" 1000 +- .* gemm$", printed, re.M)  # GB/s
 
 
@@ -132,8 +132,8 @@ H100 = "NVIDIA H100 80GB HBM3"
 @pytest.mark.parametrize(
     ("device", "change", "why"),
     [
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", ("", ""), "knows no datasheet with the peaks of"),
-        (H100, ("dram__bytes", "l2__bytes"), "kernels.csv has no kernel with both"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", ("", ""), "does not know the datasheet peaks of"),
+        (H100, ("dram__bytes", "l2__bytes"), "no kernel of kernels.csv has counts"),
         (H100, ("display_name", "x"), "does not name its GPU"),
     ],
 )

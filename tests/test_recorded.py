@@ -79,5 +79,5 @@ def test_what_is_no_recording_is_refused(document, tmp_path):
 
 
 def test_a_folder_of_something_else_is_left_as_it_is(recording, tmp_path):
-    with pytest.raises(ValueError, match="holds files that are not of a demo"):
+    with pytest.raises(ValueError, match="holds files that lockstep demo did not write"):
         recorded.unpack(recording, tmp_path)

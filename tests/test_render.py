@@ -131,7 +131,7 @@ def test_the_tile_of_a_loss_gives_all_of_it_and_its_cause_not_whoever_is_slow(
     tiles = content_of_page.tiles(dataclasses.replace(judged, why=why), "")
     (tile,) = [one for one in tiles if one["label"].startswith("Lost")]
     assert tile["value"] == "20.0 of 40.0 ms"
-    assert headline.PHRASES[cause].format(time="15.0 ms") in tile["note"]
+    assert headline.PHRASES[cause].format(milliseconds="15.0 ms") in tile["note"]
     assert ("node7" in tile["note"]) == names_host
 
 
@@ -174,14 +174,14 @@ def test_the_loader_names_its_knee_and_what_had_no_effect(tmp_path):
     write(tmp_path, document("w1-r0", 1, cases))
     part = section(data_of(tmp_path), "loader")
     assert part["lead"] == [
-        "Knee of memmap on 1 rank: num_workers=2 (12\u202f300 images/s) is the "
-        "smallest number within 5 % of the best throughput."
+        "For memmap on 1 rank, num_workers=2 (12\u202f300 images/s) is the smallest "
+        "number of workers whose throughput is within 5 % of the best."
     ]
     for settings, why in (
         ("1 of 4 settings", f"{no_workers}: prefetch_factor."),
         ("2 of 4 settings", f"{no_gpu}: pin_memory."),
     ):
-        said = f"In {settings} some options have no effect, because {why}"
+        said = f"Some options have no effect in {settings}, because {why}"
         assert said in part["tables"][0]["note"]
 
 
@@ -233,7 +233,7 @@ def test_what_was_expected_and_is_not_there_is_a_gap(tmp_path):
     rows = cells(section(data, "gaps")["tables"][0])
     assert [row["What"] for row in rows] == ["b", "c"]
     assert rows[0]["Why"] == "failed: rank 1 on node1: out of memory"
-    assert data["next"].startswith("Fix the errors of the check, first ")
+    assert data["next"].startswith("Fix the errors of lockstep check. Begin with ")
 
 
 def test_cpus_bring_the_band_and_rank_hours(tmp_path, full):

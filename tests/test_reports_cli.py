@@ -36,8 +36,8 @@ def test_a_report_is_written_beside_the_results_and_the_points_are_printed(tmp_p
         "series  n  speed-up             efficiency  GPU-h/1e6     throughput  step time",
         "strong  1  baseline               baseline      0.434   640 images/s     100 ms",
         "strong  2      1.60  80.0 % (80.0 to 80.0)      0.543  1020 images/s    62.5 ms",
-        "GPU-hours per 1e6 images use the mean step, since costs add up. Step times are",
-        "  medians.",
+        "GPU-hours per 1e6 images use the mean step time, since costs add up. Step times",
+        "  are medians.",
     ]
     assert done.stdout.splitlines()[-9:] == [
         "Strong scaling:",
@@ -48,7 +48,7 @@ def test_a_report_is_written_beside_the_results_and_the_points_are_printed(tmp_p
         "next: Measure every point in at least 3 launches, for tight intervals.",
         "check: 0 errors, no warning",
         f"report: {page}",
-        f"open it in a browser: {page.as_uri()}",
+        f"open the page in a browser: {page.as_uri()}",
     ]
     assert max(map(len, done.stdout.splitlines()[:-2])) <= 80
 

@@ -63,7 +63,7 @@ def test_a_launch_whose_result_was_cut_is_read_from_its_journal_or_left_out(tmp_
     assert len(found.launches) == len(whole.launches) - 1
     assert first.parent.name in [launch.path.parent.name for launch in found.launches]
     why = str(*found.unread)
-    assert why.startswith(f"{second}: not valid JSON, and maybe truncated: ")
+    assert why.startswith(f"{second}: the file is not valid JSON, and may be truncated: ")
     shown = str(page(evaluate(found), 0.7))
     assert "A file is not in this report, because it cannot be read: " in shown
 
@@ -73,14 +73,14 @@ def test_a_folder_of_campaigns_or_sessions_names_them(tmp_path):
     strong_tree(tmp_path / "first")
     for folder, name in ((tmp_path, "first"), (tmp_path / "pytest", "20261120T120000Z")):
         with pytest.raises(
-            ValueError, match=f"holds 1 folder of .*; give this one: {folder / name}$"
+            ValueError, match=f"holds no result; give a folder of .*: {folder / name}$"
         ):
             load([folder])
 
 
 @pytest.mark.parametrize(
     ("campaign", "sentence"),
-    [("[]", "not a campaign"), ('{"schema": 7}', "schema 7"),
+    [("[]", "must hold one JSON object"), ('{"schema": 7}', "schema 7"),
      ("{", "truncated"),
      ('{"schema": 1, "launches": [{"name": 4}]}', r"launches\[0\].name is 4")],
 )  # fmt: skip

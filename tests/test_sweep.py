@@ -87,7 +87,7 @@ def test_a_parametrized_test_of_ones_own_is_ranked_at_each_size(tmp_path):
     ladder, settings = content_of_page.page(evaluate(results), 0.7)["headlines"]
     assert [one["of"].split(",")[0] for one in (ladder, settings)] == ["test_own"] * 2
     assert settings["kind"] == "open"
-    assert "on 2 ranks: n=1" in settings["text"]
+    assert "on 2 ranks, if all settings do the same work: n=1" in settings["text"]
     series = evaluate(results).series
     (ranking,) = rankings(series)
     (other,) = ranking.smaller

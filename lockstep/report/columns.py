@@ -100,10 +100,12 @@ class Column(NamedTuple):
 
 WHAT = {
     "case": Column("text", "name of the benchmark or of the imported table"),
-    "origin": Column("text", "measured, cited or target; never mixed in one series"),
+    "origin": Column(
+        "text", "origin of the numbers: measured, cited or target; a series has only one"
+    ),
     "study": Column("text", "study: strong, weak, precision, bucket, collective, ..."),
-    "workload": Column("text", "model trained, with its options"),
-    "scaling": Column("text", "strong, weak or fixed-epochs"),
+    "workload": Column("text", "model that is trained, with its options"),
+    "scaling": Column("text", "kind of scaling: strong, weak or fixed-epochs"),
     "precision": Column("text", "fp32, tf32, bf16 or fp16"),
     "local_batch": Column("count", "samples per rank and optimizer update"),
     "global_batch": Column("count", "samples of all ranks per optimizer update"),
@@ -116,18 +118,19 @@ _STEPS = {
     "max_step_s": Column("s", "step time of the longest round"),
     "mean_step_s": Column("s", "mean step time over rounds, from which costs are computed"),
     "stddev_step_s": Column("s", "standard deviation of the step time over rounds"),
-    "time_s": Column("s", "time of a whole run, if an imported table gives it"),
+    "time_s": Column("s", "time of a whole run, if known from an imported table"),
     "sample_unit": Column("text", "unit of a sample, such as images"),
     "samples_per_step": Column("count", "samples of all ranks per step"),
 }  # fmt: skip
 _IS_POOLED = Column(
     "truth",
-    "whether the point contains this launch; false if a fact differs that must be equal",
+    "whether the point contains this launch; false if the launch cannot be pooled with the others",
 )
 _JOB = Column("text", "Slurm job of the launch")
 _COMMIT = Column(
     "text",
-    "git commit of the user's test or workload, else of Lockstep; `-dirty`: changed files",
+    "git commit of the user's test or workload, or else of Lockstep; it ends in `-dirty` if files "
+    "had uncommitted changes",
 )
 _OF_DEVICES = {
     "peak_memory_bytes": Column("bytes", "peak memory of the rank that uses most memory"),
@@ -225,14 +228,15 @@ OF_TRAININGS = {
     "num_seeds": Column(
         "count", "number of different seeds, over which accuracies are averaged",
         _learned(lambda learned: learned.num_seeds)),
-    "epoch_s": _with_interval("s", "median training time of an epoch, without validation; in other "
-                                   "studies: samples of the data set / throughput", _epoch),
+    "epoch_s": _with_interval("s", "median training time of an epoch, without validation; in "
+        "studies that do not train, samples of the data set / throughput", _epoch),
     "validation_accuracy": _with_interval("ratio", "mean accuracy over runs, after the last epoch",
         _pooled("accuracy")),
-    "best_accuracy": _with_interval("ratio", "mean over runs of the accuracy of the best epoch",
+    "best_accuracy": _with_interval("ratio", "accuracy of the best epoch of each run, averaged "
+    "over runs",
         _pooled("best")),
     "target_accuracy": Column(
-        "ratio", "accuracy to reach: as requested, or the highest that all runs reach",
+        "ratio", "accuracy to reach: the one requested, or else the highest that all runs reach",
         _learned(lambda learned: learned.target)),
     "num_reached": Column("count", "number of runs that reach target_accuracy",
         _learned(lambda learned: None if learned.target is None else learned.num_reached)),
@@ -244,20 +248,23 @@ _POINTS = {
     "series": Column("text", "label of the curve: the facts that differ between curves",
         lambda place: place.series.label),
     **WHAT,
-    "layout": Column("text", "how the layout of ranks differs from the main layout of the series",
+    "layout": Column("text", "layout of the ranks over nodes, if it differs from the main layout "
+    "of the series",
         lambda place: place.series.layout),
     "num_launches": Column("count", "number of repeats, over which intervals are computed"),
     "num_jobs": Column("count", "number of Slurm jobs of the launches"),
     "interval_over": Column(
-        "text", "unit of the intervals: launches, jobs, or launches of one job", _interval_over),
+        "text", "repeats over which intervals are computed: launches, jobs, or launches of one job",
+        _interval_over),
     "rounds": Column("count", "number of timed rounds of all launches",
         lambda place: sum(row.rounds or 0 for row in place.point.rows)),
-    "step_s": _with_interval("s", "median over launches of the median step time of a launch",
+    "step_s": _with_interval("s", "median step time of each launch, then the median over launches",
         lambda place: (place.point.step_s, place.point.step_interval)),
     **_STEPS,
     "throughput_samples_per_s": _with_interval(
         "samples/s", "samples of all ranks per second", _throughput),
-    "baseline_world_size": Column("count", "world size of the baseline of this row's ratios",
+    "baseline_world_size": Column("count", "world size of the baseline that this row's ratios "
+    "refer to",
         lambda place: place.series.baseline if place.series.is_compared else None),
     "speedup": _with_interval("ratio", "throughput / throughput of the baseline",
         _ratio("speedup", "speedup_interval")),
@@ -267,11 +274,11 @@ _POINTS = {
         "ratio", "step time of the baseline / step time; only for weak and fixed-epochs scaling",
         lambda place: place.ratio(place.point.time_ratio)),
     "device_hours": Column("h", "world size x hours, computed from the mean step time"),
-    "device_hours_per": Column("text", "work to which device_hours refers: a run, or 1e6 samples"),
+    "device_hours_per": Column("text", "work that device_hours is for: a run, or 1e6 samples"),
     "cost": Column("currency", "device_hours x price of a device-hour"),
     "extra_device_hours": Column("ratio", "device_hours / device_hours of the baseline - 1",
         lambda place: place.ratio(place.point.extra_device_hours)),
-    "mfu": Column("ratio", "model FLOP/s / peak for dense operations in the datasheet"),
+    "mfu": Column("ratio", "model FLOP/s divided by the datasheet's peak for dense operations"),
     **_OF_DEVICES,
     "joules_per_sample": _OF_DEVICES["joules_per_sample"]._replace(
         value=lambda place: quantities.median_joules(place.point.rows)
@@ -287,19 +294,23 @@ _POINTS = {
     "exposed_communication_s": _with_interval("s",
         "time that a step waits for its all-reduce, including DDP's own work",
         _part("exposed")),
-    "all_reduce_s": _with_interval("s", "time of the gradients' all-reduce with no other work",
+    "all_reduce_s": _with_interval("s", "time of the gradients' all-reduce while nothing else runs",
         _part("reduce")),
-    "overlap": _with_interval("ratio", "1 - exposed communication / all-reduce alone", _overlap),
+    "overlap": _with_interval("ratio", "1 - exposed communication / time of the all-reduce "
+    "alone", _overlap),
     "first_reduce_s": Column(
         "s", "time from the start of the backward pass until DDP's first bucket is ready",
         _median("first_reduce_s")),
     **OF_TRAININGS,
-    "flags": Column("text", "kinds of the flags; a flagged result is not proposal evidence",
+    "flags": Column("text", "kinds of the result's flags; a flagged result is no evidence for a "
+    "proposal",
         lambda place: flags.to_dicts(place.point.flags)),
     "num_far_out": Column(
-        "count", "number of rounds far outside the quartiles of their launch; all are kept",
+        "count", "number of rounds far outside the quartiles of their launch; results include "
+        "these rounds",
         lambda place: sum(known) if (known := place.known_values("num_far_out")) else None),
-    "blocked_by": Column("text", "rules of lockstep check whose errors block the ratios"),
+    "blocked_by": Column("text", "rules of lockstep check that found an error, so that the ratios "
+    "are missing"),
 }  # fmt: skip
 
 
@@ -307,8 +318,8 @@ def _with_ends(name: str, column: Column) -> dict[str, Column]:
     """Return a column, and those of the ends of its interval if it has one."""
     ends = (("low", "lower"), ("high", "upper")) if column.has_interval else ()
     return {name: column} | {
-        f"{name}_{end}": Column(column.unit, f"{word} end of the 95 % interval")
-        for end, word in ends
+        f"{name}_{end}": Column(column.unit, f"{side} end of the 95 % interval")
+        for end, side in ends
     }
 
 
@@ -318,7 +329,9 @@ POINTS = {
 }
 # Additional column of `--csv` and `--json`.
 DETAILS = {
-    "details": Column("object", "name of a detail -> its distinct values over launches", _details)
+    "details": Column(
+        "object", "map from the name of a detail to its different values over launches", _details
+    )
 }
 
 # One row per case and launch.
@@ -335,10 +348,11 @@ LAUNCHES = {
     "step_s": Column(
         "s", "median round time / steps per round; a round lasts as long as its slowest rank"),
     **_STEPS,
-    "throughput_samples_per_s": Column("samples/s", "samples of all ranks, counted once"),
-    "mfu": Column("ratio", "model FLOP/s / peak for dense operations in the datasheet"),
+    "throughput_samples_per_s": Column("samples/s", "samples of all ranks per second, each sample "
+    "counted once"),
+    "mfu": Column("ratio", "model FLOP/s divided by the datasheet's peak for dense operations"),
     "communication_share": _share("communication_share", "exposed communication / step time"),
-    "overlap": _share("overlap", "1 - exposed communication / all-reduce alone"),
+    "overlap": _share("overlap", "1 - exposed communication / time of the all-reduce alone"),
     "gpu_utilisation": _share(
         "gpu_utilisation", "share of NVML's sample periods in which a kernel ran"),
     "loader_idle": _share("loader_idle", "share of a step spent waiting for the data loader"),
@@ -353,8 +367,10 @@ LAUNCHES = {
         _trained(learning.final_accuracy)),
     "best_accuracy": Column("ratio", "accuracy of a training run after its best epoch",
         _trained(learning.best_accuracy)),
-    "num_far_out": Column("count", "number of rounds far outside the quartiles; all are kept"),
-    "flags": Column("text", "kinds of the flags; a flagged result is not proposal evidence",
+    "num_far_out": Column("count", "number of rounds far outside the quartiles; results include "
+    "these rounds"),
+    "flags": Column("text", "kinds of the result's flags; a flagged result is no evidence for a "
+    "proposal",
         lambda row: _kinds(row.flags)),
 }  # fmt: skip
 
@@ -398,11 +414,11 @@ EPOCHS = {
     "gpu_utilisation": _share("gpu_utilisation",
         "share of NVML's sample periods of the whole run in which a kernel ran"),
     "lr": Column("ratio", "learning rate of the last update"),
-    "loss": Column("ratio", "mean loss over updates and ranks, before each update"),
+    "loss": Column("ratio", "mean loss over updates and ranks, computed before each update"),
     "validation_loss": Column("ratio", "mean loss over the validation set"),
     "accuracy": Column("ratio", "share of the validation set predicted correctly"),
     "train_accuracy": Column(
-        "ratio", "share of the samples predicted correctly, before each update"),
+        "ratio", "share of the training samples predicted correctly before each update"),
     "validation_s": Column("s", "time of validation on the slowest rank"),
     "checkpoint_s": Column("s", "time until the checkpoint was on disk"),
     "peak_memory_bytes": Column("bytes", "peak memory of the rank that uses most memory"),
@@ -493,7 +509,10 @@ def read(
         ValueError: A file is missing, broken or of another schema, or two tables are requested.
     """
     if launches + rounds + epochs > 1:
-        raise ValueError("only one of launches, rounds and epochs can be read at a time")
+        raise ValueError(
+            "set only one of launches, rounds and epochs to True, because lockstep.read returns "
+            "one table"
+        )
     results = gather(map(Path, paths))
     copies = [conflict.message for conflict in results.conflicts if conflict.fact == COPY]
     for message in (*map(str, results.unread), *copies):
@@ -581,7 +600,7 @@ def _frame(entries: list[dict[str, Any]], known: Mapping[str, Column]) -> "pd.Da
         import pandas as pd
     except ModuleNotFoundError as error:
         raise ImportError(
-            "lockstep.read needs pandas; pip install '/path/to/checkout[data]'"
+            "lockstep.read needs pandas; install it: pip install '/path/to/checkout[data]'"
         ) from error
     factors = dict.fromkeys(name for entry in entries for name in entry if name.startswith(FACTOR))
     frame = pd.DataFrame.from_records(entries, columns=[*known, *factors])

@@ -48,12 +48,12 @@ class Look:
     @property
     def sentence(self) -> str:
         """Return a sentence: number of the look, share of false claims, whether it is recorded."""
-        which = "made before all planned launches exist" if self.next_share > self.share else (
+        when = "made before all planned launches exist" if self.next_share > self.share else (
             "as planned" if self.planned else "made after the planned judgement")  # fmt: skip
-        lost = f" This judgement is not recorded: {self.unrecorded}." if self.unrecorded else ""
+        note = f" This judgement is not recorded: {self.unrecorded}." if self.unrecorded else ""
         return (
-            f"This is judgement {self.number} of these launches, {which}. All judgements share one "
-            f"risk of a false claim, and this judgement uses {100 * self.share:.3g} % of it.{lost}"
+            f"This is judgement {self.number} of these launches, {when}. All judgements share one "
+            f"risk of a false claim, and this judgement uses {100 * self.share:.3g} % of it.{note}"
         )
 
 

@@ -27,10 +27,10 @@ Examples:
   lockstep report results/first --cost-per-gpu-hour 2.50
   lockstep report results/laptop --csv > points.csv
   lockstep report results/laptop --svg --pdf --png --redact
-  lockstep report results/runs     trainings: accuracy, time to it, from CPU to nodes
+  lockstep report results/runs     for training runs: accuracy and the time to reach it
 
 \b
-The columns of --csv and --json are described by: python -m lockstep.report.columns
+To see what the columns of --csv and --json mean, run: python -m lockstep.report.columns
 """
 
 IMPORT_EXAMPLES = """
@@ -52,8 +52,8 @@ global_batch, local_batch, steps, samples, precision, model, nodes and note:
   scaling  strong, weak or fixed-epochs
 In place of value, metric and unit, headings may name quantity and unit: Img/sec, step time (ms).
 Cells may be typed as usual: 2,470 or 938 img/s or 1:30:00 or 8x V100.
-Further columns are kept: lockstep report --json and --csv print them as details. A column that
-names what was varied at one size, such as strategy, splits the table by its values.
+Further columns are kept: lockstep report --json and --csv print them as details. A column
+with several values at one size, such as strategy, splits the table by its values.
 """
 
 
@@ -77,7 +77,7 @@ names what was varied at one size, such as strategy, splits the table by its val
 @click.option("--svg", is_flag=True, help="Write figures/ beside the page, as SVG.")
 @click.option("--pdf", is_flag=True, help="Write figures/ beside the page, as PDF.")
 @click.option("--png", is_flag=True, help="Write figures/ beside the page, as PNG.")
-@click.option("--redact", is_flag=True, help="Leave out hosts, users, paths, environment.")
+@click.option("--redact", is_flag=True, help="Leave out hosts, users, paths and environment.")
 @click.option(
     "--proposal", type=click.Choice(pack_cli.FORMS),
     help="Write a pack for a compute-time proposal, paper or slides instead of a page.",
@@ -85,7 +85,7 @@ names what was varied at one size, such as strategy, splits the table by its val
 @click.option(
     "--to", type=click.Path(path_type=Path), help="Folder of the pack [default: DIR-PROGRAMME]."
 )
-@click.option("--work", help="TOML file of what you apply for, or `example`.")
+@click.option("--work", help="TOML file with the runs that you apply for, or `example`.")
 @click.option("--despite", is_flag=True, help="Write the pack even if there are objections.")
 @opening.accept_bundles(opening.DATA)
 @collector_paused(is_last=True)
@@ -97,7 +97,7 @@ def report(
     """Turn results into one self-contained page and a table of speed-up and efficiency.
 
     Each PATH is a campaign folder, a folder of pytest-benchmark files, one such file, a folder of
-    trainings, one that `lockstep import` wrote, or an archive of `lockstep bundle`.
+    training runs, a folder that `lockstep import` wrote, or an archive of `lockstep bundle`.
     Launches that cannot be pooled with most launches of their point are left out. The exit code is
     then 1, or 2 if no point remains. If `lockstep check` finds an error about a point, the page and
     the table show no ratio of it.
@@ -128,9 +128,10 @@ def report(
         click.echo(f"{evaluation.not_pooled}\n", err=True)
     others = [s.baseline for s in evaluation.series if baseline not in (None, s.baseline)]
     if others:
+        num_series, sizes = len(others), sorted(set(others))
         click.echo(
-            f"{len(others)} series have no point at world size {baseline}, so the baseline of each "
-            f"stays its smallest size {sorted(set(others))}",
+            f"{num_series} series have no point at world size {baseline}, so their baseline is "
+            f"their smallest world size: {sizes}",
             err=True,
         )
     if pack["proposal"]:
@@ -195,7 +196,8 @@ def _write_page(
     if evaluation.findings:
         click.echo("The page and lockstep check list these findings.")
     click.echo(f"report: {click.format_filename(target)}")
-    click.echo(f"open it in a browser: {target.resolve().as_uri()}")
+    uri = target.resolve().as_uri()
+    click.echo(f"open the page in a browser: {uri}")
     if formats:
         from lockstep.report.page import figures
 
@@ -250,7 +252,7 @@ def import_table(
 @click.command()
 @click.option(
     "--to", "folder", type=click.Path(path_type=Path, file_okay=False), default="results/demo",
-    show_default=True, help="Folder of the campaign and its page.",
+    show_default=True, help="Folder for the campaign and its page.",
 )  # fmt: skip
 @click.option(
     "--recording", type=click.Path(path_type=Path, dir_okay=False, exists=True),
@@ -258,7 +260,7 @@ def import_table(
 )  # fmt: skip
 @click.pass_context
 def demo(context: click.Context, folder: Path, recording: Path | None) -> int:
-    """Make the page of a recorded campaign in seconds: no torch, no GPU, no Slurm.
+    """Make the page of a recorded campaign in seconds, without torch, GPU or Slurm.
 
     \b
     Examples:

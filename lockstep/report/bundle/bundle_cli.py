@@ -27,7 +27,7 @@ LEFT_OUT = (".sif", ".lock", ".part", ".tmp", ".html", ".key")
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--to", "target", type=click.Path(path_type=Path, dir_okay=False),
               help="Archive to write [DIR.tar.gz].")  # fmt: skip
-@click.option("--license", "licence", help="Licence of the data, written into the metadata.")
+@click.option("--license", "licence", help="Licence of the data, for the metadata of the archive.")
 @click.option("--force", is_flag=True, help="Replace an existing archive.")
 def bundle(folder: Path, target: Path | None, licence: str | None, force: bool) -> None:
     """Pack results, their page and instructions to reproduce them into one archive.

@@ -47,7 +47,7 @@ def describe(
         "campaign": shlex.quote(str(campaign.get("name") or name)),
         "own_tests": listed(campaign.get("tests") or []),
         "own_commit": f"at commit {commit}{changes}" if commit
-        else "at a commit that was not recorded",
+        else "at an unknown commit",
         "software": {each: str(provenance.get(each) or DASH) for each in SOFTWARE},
         "image": str(
             provenance.get("image_sha256")
@@ -108,7 +108,7 @@ def crate(name: str, results: Results, files: Mapping[str, Path], licence: str |
     ]  # fmt: skip
     root: dict[str, Any] = {
         "@id": "./", "@type": "Dataset", "name": f"Scaling measurements: {name}",
-        "description": "How data-parallel PyTorch training scales, as Lockstep measured it.",
+        "description": "Measurements by Lockstep of how data-parallel PyTorch training scales.",
         "datePublished": (results.days or ["1970-01-01"])[-1],
         "hasPart": [{"@id": part["@id"]} for part in parts],
         "mentions": {"@id": "#lockstep"},

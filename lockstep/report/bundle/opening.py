@@ -118,15 +118,15 @@ def open_archive(archive: Path) -> Iterator[Path]:
         try:
             _unpack(archive, Path(name))
         except (tarfile.TarError, EOFError, RecursionError, OSError, zlib.error) as error:
-            text = one_line(str(error))[:200]
+            reason = one_line(str(error))[:200]
             raise ValueError(
-                f"{archive}: this is not a bundle, or it is truncated: {text}"
+                f"{archive}: this archive is not a bundle, or it is truncated: {reason}"
             ) from None
         tops = list(Path(name).iterdir())
         if len(tops) != 1 or not (tops[0] / SUMS).is_file():
             raise ValueError(
-                f"{archive}: this is not a bundle, because its files are not in one folder with "
-                f"{SUMS}; make a bundle with lockstep bundle"
+                f"{archive}: this archive is not a bundle, because it has no single folder with a "
+                f"file {SUMS}; make a bundle with lockstep bundle FOLDER"
             )
         folder = tops[0]
         lines = (folder / SUMS).read_text("utf-8", "surrogateescape").splitlines()
@@ -135,13 +135,18 @@ def open_archive(archive: Path) -> Iterator[Path]:
             os.fspath(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()
         } - {SUMS}  # fmt: skip
         if odd := sorted(there ^ sums.keys()):
+            file = one_line(odd[0][:80])
             raise ValueError(
-                f"{archive}: {one_line(odd[0][:80])!r} is missing, or {SUMS} does not list it"
+                f"{archive}: file {file!r} is missing, or {SUMS} does not list it; make the bundle "
+                "again"
             )
         for file, known in sums.items():
             if digest(folder / file) != known:
-                shown = one_line(file[:80])
-                raise ValueError(f"{archive}: {shown!r} was changed or damaged after it was packed")
+                file = one_line(file[:80])
+                raise ValueError(
+                    f"{archive}: file {file!r} was changed or damaged after it was packed; copy "
+                    "the archive again"
+                )
         yield folder
 
 
@@ -152,15 +157,17 @@ def _unpack(archive: Path, folder: Path) -> None:
         for member in tar:
             total += member.size
             if len(names) >= MAX_FILES or total > MAX_BYTES:
+                max_gib = MAX_BYTES // 2**30
                 raise ValueError(
-                    f"{archive}: it holds more than {MAX_FILES} files or {MAX_BYTES // 2**30} "
-                    "GiB; if you trust it, unpack it yourself"
+                    f"{archive}: the archive holds more than {MAX_FILES} files or {max_gib} GiB; "
+                    "if you trust it, unpack it yourself with tar"
                 )
             is_plain = (member.isreg() and not member.issparse()) or member.isdir()
             if not is_plain or member.name in names or member.name.startswith("/"):
-                shown = one_line(member.name[:80])
+                file = one_line(member.name[:80])
                 raise ValueError(
-                    f"{archive}: {shown!r} is not a plain file, or its path is repeated or absolute"
+                    f"{archive}: {file!r} is not a plain file, or its path is repeated or "
+                    "absolute; make the bundle again"
                 )
             names.add(member.name)
             tar.extract(member, folder, filter="data")

@@ -25,12 +25,13 @@ def find_copy(
     """Return the conflict of a launch that is a copy of one already read, else None."""
     for other in launches:
         if facts and all(facts.get(name) == other.facts.get(name) for name in _IDENTITY):
+            first = str(other.path)
             return Conflict(
                 COPY,
                 str(path),
-                f"{path}: launch {name} was already read from {other.path}; give each launch "
+                f"{path}: launch {name} was already read from {first}; give each launch "
                 "once, because a copy is not a repeat",
-                values=(name, str(other.path)), launches=(other.name,),
+                values=(name, first), launches=(other.name,),
             )  # fmt: skip
     return None
 
@@ -74,14 +75,14 @@ def _mixed_launches(launches: Sequence[Launch]) -> Iterator[Conflict]:
         ]
         values = [launch.provenance.get(name) for launch in known]
         for usual, odd in find_minorities(known, values):
-            both = f"launches {usual[0].name} and {odd[0].name}"
-            differing = usual[0].provenance.get(name), odd[0].provenance.get(name)
+            two_launches = f"launches {usual[0].name} and {odd[0].name}"
+            first, second = usual[0].provenance.get(name), odd[0].provenance.get(name)
             yield Conflict(
                 name,
-                both,
-                f"{both} differ in {name} ({differing[0]} and {differing[1]}), so they are not "
-                "pooled; report them separately",
-                values=differing, usual=usual[0].name, is_tie=len(usual) == len(odd),
+                two_launches,
+                f"{two_launches} differ in {name} ({first} and {second}), so they are not "
+                "pooled; report the two launches separately",
+                values=(first, second), usual=usual[0].name, is_tie=len(usual) == len(odd),
                 launches=tuple(launch.name for launch in odd),
             )  # fmt: skip
 
@@ -118,13 +119,13 @@ def _mixed(rows: Sequence[Row], names: Iterable[str]) -> Iterator[Conflict]:
             if name not in SOURCES or value is not None
         ]
         for most, others in find_minorities(pairs, [value for _, value in pairs]):
-            (usual, expected), (other, found) = most[0], others[0]
+            (usual, value), (other, other_value) = most[0], others[0]
             yield Conflict(
                 name,
                 f"{usual.case}, launches {usual.launch} and {other.launch}",
-                f"{usual.case} has {name} {expected} in launch {usual.launch}, but "
-                f"{found} in launch {other.launch}; report them separately",
-                usual.case, values=(expected, found), usual=usual.launch,
+                f"case {usual.case} has {name} {value} in launch {usual.launch}, but {other_value} "
+                f"in launch {other.launch}; report the two launches separately",
+                usual.case, values=(value, other_value), usual=usual.launch,
                 launches=tuple(dict.fromkeys(row.launch for row, _ in others)),
                 world_sizes=tuple(dict.fromkeys(row.world_size for row, _ in others)),
                 is_tie=len(most) == len(others),

@@ -73,9 +73,9 @@ class Imported:
             if (table["metric"], table["origin"]) == (metric, origin):
                 break
         if (mine := facts.get("conversion")) != (other := table.get("conversion")):
-            text = " and ".join(str(each or "not converted") for each in (other, mine))
+            conversions = " and ".join(str(each or "not converted") for each in (other, mine))
             raise ValueError(
-                f"table {name} mixes units: its values are {text}; write all of them in one unit"
+                f"table {name} mixes units ({conversions}); write all of its values in one unit"
             )
         table["rows"].append(row | {"case": name})
         if note and note not in table["notes"]:
@@ -113,9 +113,11 @@ def read(paths: Iterable[Path], dataset_size: int) -> Imported:
         if is_open and len(sizes) > 1 and len(batches) == 1 and None not in batches:
             table["scaling"] = "weak"
             table["rows"] = [row | {"scaling": "weak"} for row in table["rows"]]
-            imported.facts.append(f"table {name}: weak scaling, with one local_batch at all sizes")
+            imported.facts.append(
+                f"table {name} is read as weak scaling, because all sizes have the same local_batch"
+            )
     imported.facts += [
-        f"table {name}: the values are computed as {table['conversion']}"
+        f"table {name}: the throughput is computed as {table['conversion']}"
         for name, table in imported.tables.items()
         if "conversion" in table
     ]
@@ -123,13 +125,13 @@ def read(paths: Iterable[Path], dataset_size: int) -> Imported:
         try:
             job.sort(key=lambda line: _number(line["epoch"], "epoch"))
             if len({line["epoch"] for line in job}) < len(job):
-                raise ValueError("an epoch occurs twice; give each log once")
+                raise ValueError("the logs have an epoch twice; give each log file once")
             _read_job(path, job, dataset_size, imported)
         except ValueError as error:
             raise ValueError(f"{path}: job {job[0]['jobid']}: {error}") from error
     if not imported.tables:
-        detail = f": {imported.warnings[0]}" if imported.warnings else ""
-        raise ValueError(f"no line of these tables can be used{detail}")
+        first_warning = f": {imported.warnings[0]}" if imported.warnings else ""
+        raise ValueError(f"no line of the given tables can be imported{first_warning}")
     return imported
 
 
@@ -169,7 +171,9 @@ def _split_experiments(imported: Imported) -> None:
             parts.setdefault(own, {**table, "rows": []})["rows"].append({**line, "case": own})
         imported.tables |= parts
         if len(parts) > 1:
-            imported.facts.append(f"table {name} holds several experiments: {listed(parts)}")
+            imported.facts.append(
+                f"table {name} is split by experiment into tables {listed(parts)}"
+            )
 
 
 def _is_varied(column: str, lines: Sequence[Record]) -> bool:
@@ -203,9 +207,10 @@ def _read_plain(path: Path, table: table_cells.Table, imported: Imported) -> Non
         is_known = row["scaling"] or row["study"] == "other" or not scaling
         if not is_known and scaling not in unknown:
             unknown.add(scaling)
+            allowed = ", ".join(SCALINGS)
             imported.warnings.append(
-                f"{path.name} line {number}: scaling {scaling!r} does not begin with any of "
-                f"{', '.join(SCALINGS)}, so it is taken as unknown"
+                f"{path.name} line {number}: scaling {scaling!r} is taken as unknown, because it "
+                f"must begin with one of {allowed}"
             )
 
 
@@ -222,7 +227,10 @@ def _plain_row(path: Path, number: int, cells: dict[str, str]) -> tuple[Record, 
     nodes, per_node = _count(cells, "nodes"), _count(cells, "ranks_per_node")
     size = _whole(cells["n"], "n") if "n" in cells else (nodes or 0) * (per_node or 0)
     if nodes and per_node and size != nodes * per_node:
-        raise ValueError(f"n is {size}, but the line has {nodes} nodes with {per_node} ranks each")
+        raise ValueError(
+            f"column n is {size}, but the line has {nodes} nodes with {per_node} ranks each; "
+            "correct one of these columns"
+        )
     row: Record = {
         "launch": f"line {number}",
         # If n counts workers or processors, device-hours have no meaning.
@@ -255,12 +263,16 @@ def _quantities(row: Record, cells: dict[str, str]) -> tuple[Record, Record]:
         relative = {"rate": _positive(cells["value"], "value"), "sample_unit": sample}
         return relative, {"metric": "throughput", "unit": unit}
     if metric not in TIMES and not metric.startswith("step_time"):
-        raise ValueError(f"metric {metric!r} is neither a time nor a throughput")
+        allowed = ", ".join(TIMES)
+        raise ValueError(
+            f"metric {metric!r} is unknown; write throughput, step_time or one of {allowed}"
+        )
     parsed = table_cells.Unit()
     with suppress(ValueError):
         parsed = table_cells.parse(unit)
     if not parsed.time:
-        raise ValueError(f"unit {unit!r} is not one of {', '.join(TIME_UNITS)}")
+        allowed = ", ".join(TIME_UNITS)
+        raise ValueError(f"unit {unit!r} is not a unit of time; write one of {allowed}")
     clock, text = formats.parse_duration(cells["value"]), cells["value"]
     if clock is None:
         seconds = _positive(text, "value") * TIME_UNITS[parsed.time]
@@ -288,7 +300,7 @@ def _from_rate(row: Record, cells: dict[str, str]) -> tuple[Record, Record]:
                 f"unit {unit!r} counts steps; add a column {needed} with the samples of a step"
             )
         step_s = value * TIME_UNITS[parsed.time] if parsed.time else 1 / (value * parsed.factor)
-        facts = {"unit": "samples/s", "conversion": f"{unit} times the batch of all ranks"}
+        facts = {"unit": "samples/s", "conversion": f"{unit} x batch of all ranks"}
         return _from_step(step_s, row), {"metric": "throughput"} | facts
     if parsed.time:
         raise ValueError(
@@ -297,16 +309,18 @@ def _from_rate(row: Record, cells: dict[str, str]) -> tuple[Record, Record]:
     facts, rate = {"metric": "throughput", "unit": unit}, f"{parsed.counted}/s"
     if parsed.factor != 1:
         value *= parsed.factor
-        facts |= {"unit": rate, "conversion": f"{unit} as {rate}"}
+        facts |= {"unit": rate, "conversion": f"{unit} converted to {rate}"}
     if whose:
         count = row["world_size"] if whose == "device" else row["num_nodes"]
         if count is None:
-            raise ValueError("the throughput is per node; add a column named nodes")
+            raise ValueError(
+                "the throughput is per node; add a column nodes with the number of nodes"
+            )
         value *= count
-        shown = rate if parsed.factor == 1 else unit
+        own_rate, device_or_node = rate if parsed.factor == 1 else unit, whose
         facts |= {
             "unit": rate,
-            "conversion": f"{shown} of one {whose} x number of {whose}s",
+            "conversion": f"{own_rate} of one {device_or_node} x number of {device_or_node}s",
         }
     known = {"rate": value, "sample_unit": parsed.counted, "throughput_samples_per_s": value}
     return known, facts
@@ -336,8 +350,8 @@ def _from_step(seconds: float, row: Record) -> Record:
         }  # fmt: skip
     if row["scaling"] is None:
         raise ValueError(
-            "a step time needs its global_batch or its scaling; add a column, for example: "
-            f"n,step time (s),global_batch / {row['world_size']},{seconds:g},1024"
+            "a table of step times needs a column global_batch or scaling, for example a header "
+            f"and a line: n,step time (s),global_batch / {row['world_size']},{seconds:g},1024"
         )
     work = 1 if row["scaling"] == "strong" else row["world_size"]
     return {"step_s": seconds, "rate": work / seconds}
@@ -370,13 +384,14 @@ def _read_job(path: Path, job: list[dict[str, str]], dataset_size: int, imported
     }  # fmt: skip
     facts = {
         "metric": "epoch_time", "unit": "s", "origin": "cited", "scaling": "fixed-epochs",
-        "scaling_text": "fixed epochs, fixed local batch", "source": "log of epochs",
+        "scaling_text": "epochs and local batch are fixed", "source": "log of epochs",
         "file": path.name,
     }  # fmt: skip
     imported.add(name, row, facts)
+    ranks, epochs = counted(size, "rank"), counted(len(timed), "epoch")
     imported.facts.append(
-        f"job {first['jobid']}: {rate:.0f} images/s on {counted(size, 'rank')}, mean over "
-        f"{counted(len(timed), 'epoch')} of {dataset_size} images each"
+        f"job {first['jobid']}: {rate:.0f} images/s on {ranks}, the mean over {epochs} of "
+        f"{dataset_size} images each"
     )
     imported.warnings += [f"{path.name}: job {first['jobid']}: {each}" for each in flags]
 
@@ -389,14 +404,14 @@ def _count(cells: Mapping[str, str], name: str) -> int | None:
 def _whole(text: str, name: str) -> int:
     value = _positive(text, name)
     if value != int(value):
-        raise ValueError(f"{name} is {text!r}, not a whole number")
+        raise ValueError(f"column {name} has {text!r}, which is not a whole number")
     return int(value)
 
 
 def _positive(text: str, name: str) -> float:
     value = _number(text, name)
     if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} is {text!r}, not a positive number")
+        raise ValueError(f"column {name} has {text!r}, which is not a positive number")
     return value
 
 
@@ -404,4 +419,4 @@ def _number(text: str, name: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"{name} is {text!r}, not a number") from None
+        raise ValueError(f"column {name} has {text!r}, which is not a number") from None

@@ -83,7 +83,7 @@ def _read_imported(path: Path, document: dict[str, Any], results: Results) -> No
     record.check_schema(document, str(path))
     tables = document.get("tables")
     if not isinstance(tables, dict):
-        raise ValueError(f"{path}: the file holds no tables; import the tables again")
+        raise ValueError(f"{path}: the file holds no tables; write it again with lockstep import")
     for name, table in tables.items():
         if name in results.tables:
             raise ValueError(f"{path}: table {name} is given twice; import it under another name")
@@ -98,12 +98,12 @@ def _read_imported(path: Path, document: dict[str, Any], results: Results) -> No
             check_value(Details, row.details, where)
             if row.origin not in ORIGINS[1:]:
                 raise ValueError(
-                    f"{where}: the origin is {row.origin}, but an imported row must have the "
-                    "origin cited or target"
+                    f"{where}: the origin of a row is {row.origin}, but must be cited or target; "
+                    "import the table again"
                 )
             if not isinstance(recorded, list):
                 raise ValueError(
-                    f"{where}: flags is {str(recorded)[:80]!r}, not a list; import the table again"
+                    f"{where}: flags is {recorded!r:.80}, not a list; import the table again"
                 )
             row.flags = list(map(flags.read, recorded))
             results.rows.append(row)
@@ -115,11 +115,14 @@ def _read_launch(
     entries = document.get("benchmarks") if isinstance(document, dict) else None
     if not isinstance(entries, list):
         raise ValueError(
-            f"{path}: not a pytest-benchmark file, because it has no list 'benchmarks'"
+            f"{path}: this is not a pytest-benchmark file, because it has no list 'benchmarks'"
         )
     facts = document.get(record.KEY) or {}
     if not isinstance(facts, dict):
-        raise ValueError(f"{path}: the facts of the launch must be one JSON object")
+        raise ValueError(
+            f"{path}: the value of the key {record.KEY} is not a JSON object; measure this launch "
+            "again"
+        )
     if facts:
         record.check_schema(facts, str(path))
     check_value(LaunchBlock, facts, str(path))
@@ -190,7 +193,9 @@ def _read_entries(launch: Launch, unread: list[Unread]) -> list[Row]:
         name = record.case_name(entry) if has_name else f"entry {index}"
         where = f"{launch.path}: entry {name}"
         if name in names:
-            raise ValueError(f"{where} occurs twice, but a launch has each case once")
+            raise ValueError(
+                f"{where} occurs twice, but a launch has each case once; measure this launch again"
+            )
         names.add(name)
         extra = entry.get("extra_info") if isinstance(entry, dict) else None
         block = extra.get(record.KEY) if isinstance(extra, dict) else extra or None
@@ -199,7 +204,8 @@ def _read_entries(launch: Launch, unread: list[Unread]) -> list[Row]:
         try:
             if not has_name:
                 raise ValueError(
-                    f"{launch.path}: {name} is not a pytest-benchmark entry: it has no name"
+                    f"{launch.path}: entry {index} of the list benchmarks has no name, so it is "
+                    "not a result of pytest-benchmark"
                 )
             stats = check_value(Stats, entry.get("stats"), f"{where}: stats")
             if block is not None:
@@ -207,7 +213,10 @@ def _read_entries(launch: Launch, unread: list[Unread]) -> list[Row]:
                 continue
             # Someone else's benchmark: one process, a time, no samples.
             if stats.median < SHORTEST_ROUND_S:
-                raise ValueError(f"{where}: the median of {stats.median} s is not a time")
+                raise ValueError(
+                    f"{where}: the median of {stats.median} s is too small for a time; measure "
+                    "again"
+                )
             others[name] = Row(
                 launch=launch.name, case=name, study=OTHER, workload=name, world_size=1,
                 rate=1 / stats.median, step_s=stats.median, mean_step_s=stats.mean,
@@ -231,9 +240,10 @@ def _checked_case(block: Any, where: str) -> CaseRecord:
         case = replace(case, details=later | case.details)
     check_value(Details, case.factors, where)
     details = check_value(Details, case.details, where)
-    for what, ranks in (("rounds", case.rank_round_s), ("steps alone", details.rank_alone_s or [])):
+    alone = details.rank_alone_s or []
+    for timed, ranks in (("rounds", case.rank_round_s), ("steps alone", alone)):
         if len({len(times) for times in ranks}) > 1:
-            raise ValueError(f"{where}: the ranks have different numbers of {what}; measure again")
+            raise ValueError(f"{where}: the ranks timed unequal numbers of {timed}; measure again")
     variants: list[list[list[float]]] = [
         *(details.rank_variant_s or {}).values(),
         *(details.rank_phase_s or {}).values(),
@@ -243,7 +253,7 @@ def _checked_case(block: Any, where: str) -> CaseRecord:
     allowed = {case.world_size, len(case.rank_round_s)}
     if len(shapes) > 1 or any(len(ranks) not in allowed for ranks in variants):
         raise ValueError(
-            f"{where}: the timed variants of the step differ in their numbers of ranks or turns; "
+            f"{where}: the variants of the step were timed on different numbers of ranks or turns; "
             "measure again"
         )
     return case
@@ -285,7 +295,7 @@ def _measured_rows(launch: str, cases: Mapping[str, CaseRecord]) -> Sequence[Row
         training_runs.name_alike(row)
         if row.has_smaller_batch:
             row.own_case = row.case
-            row.case += f" at {row.local_batch} samples on each of {row.world_size} ranks"
+            row.case += f" at {row.local_batch} samples per rank on {row.world_size} ranks"
             row.factors = row.factors | {"measured_local_batch": row.local_batch}
         rows.append(row)
     return rows

@@ -54,7 +54,8 @@ def unpack(recording: Path, folder: Path) -> None:
         known = files.parse(files.content(path)) if path.is_file() else None
         if not isinstance(known, dict) or KEY not in known:
             raise ValueError(
-                f"{folder} holds files that are not of a demo; choose another folder with --to"
+                f"{folder} holds files that lockstep demo did not write; choose another folder "
+                "with --to"
             )
     for old in folder.glob(f"{LAUNCHES}/*/{RESULT}"):
         if old.parent.name not in document["launches"]:
@@ -70,7 +71,7 @@ def unpack(recording: Path, folder: Path) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     wrong = ValueError(
-        f"{path}: not a recorded campaign; write one with tests/validation/record_demo.py"
+        f"{path}: this is not a recorded campaign; write one with tests/validation/record_demo.py"
     )
     unpacked = zlib.decompressobj(wbits=31)
     try:

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from lockstep.core import files, journal, record
-from lockstep.core.formats import counted, listed, one_line
+from lockstep.core.formats import listed, one_line
 from lockstep.core.studies import TRAININGS
 from lockstep.report.load.contents import CampaignFile, check_value
 
@@ -31,7 +31,7 @@ def read_campaign(folder: Path) -> dict[str, Any]:
         return {}
     own = read_json(path)
     if not isinstance(own, dict):
-        raise ValueError(f"{path}: this is not a campaign, which must be one JSON object")
+        raise ValueError(f"{path}: a campaign file must hold one JSON object; restore this file")
     record.check_schema(own, str(path))
     check_value(CampaignFile, own, str(path))
     return own
@@ -59,8 +59,8 @@ def find_files(path: Path) -> list[Path]:
         return [path]
     if below := _results_below(path):
         raise ValueError(
-            f"{path}: the folder holds {counted(len(below), 'folder')} of results, but no result "
-            f"itself; give {'one of them' if len(below) > 1 else 'this one'}: {listed(below)}"
+            f"{path}: the folder itself holds no result; give a folder of results below it: "
+            f"{listed(below)}"
         )
     launches = (folder for folder in sorted(path.glob(f"{LAUNCHES}/*")) if folder.is_dir())
     files = []
@@ -76,7 +76,9 @@ def find_files(path: Path) -> list[Path]:
             and TRACKER not in file.relative_to(path).parts[:-1]
         ]
     if not files and has_jobs:
-        raise ValueError(f"{path}: its jobs have no results yet; see lockstep status {path}")
+        raise ValueError(
+            f"{path}: the campaign's jobs have no results yet; run lockstep status {path}"
+        )
     if not files:
         raise ValueError(
             f"{path}: the folder holds no launch, no pytest-benchmark file and no {IMPORTED}"
@@ -152,7 +154,9 @@ def read_json(path: Path) -> Any:
         # parser takes a third of the time of the standard library's.
         document = files.parse(content, lambda _: None, partial(from_json, allow_inf_nan=False))
     except ValueError as error:
-        raise ValueError(f"{path}: not valid JSON, and maybe truncated: {error}") from error
+        raise ValueError(
+            f"{path}: the file is not valid JSON, and may be truncated: {error}"
+        ) from error
     # ASCII text without escapes is printable.
     return document if content.isascii() and b"\\" not in content else printable(document)
 

@@ -110,7 +110,7 @@ def parse(text: str) -> Unit:
     if not (is_known and (is_clear or is_step)):
         raise ValueError(
             f"unit {text!r} is not understood; write samples/s for the rate of all ranks, "
-            "samples/s/GPU for the rate of one, or it/s beside a column global_batch"
+            "samples/s/GPU for the rate of one GPU, or it/s and add a column global_batch"
         )
     factor = 1 / TIME_UNITS[times[0]]
     if prefixed := _PREFIX.fullmatch(counted):
@@ -143,7 +143,9 @@ def part(text: str) -> Whose:
         "device" if match["device"] else "node" for match in PART.finditer(text.replace("_", " "))
     }
     if len(kinds) > 1:
-        raise ValueError(f"{text!r} is per device and per node; give the value of all ranks")
+        raise ValueError(
+            f"{text!r} says both per device and per node; write the value of all ranks instead"
+        )
     return next(iter(kinds), "")
 
 
@@ -339,9 +341,10 @@ _IN_BRACKETS = re.compile(r"(.+?) ?[(\[]([^()\[\]]+)[)\]]")
 
 def read(path: Path) -> Table:
     """Read a table, UTF-8 or Windows-1252; ValueError if it is missing, empty or no table."""
-    if path.is_dir() or not path.exists():
-        why = "this is a folder; give its tables one by one" if path.is_dir() else "no such file"
-        raise ValueError(f"{path}: {why}")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give its tables one by one")
+    if not path.exists():
+        raise ValueError(f"{path}: no such file")
     content = files.content(path)
     try:
         text = content.decode("utf-8-sig")
@@ -410,9 +413,11 @@ def values(table: Table) -> tuple[list[tuple[str, ...]], Lines]:
             made.append((number, cells))
     understood: list[tuple[str, ...]] = []
     for column in columns:
-        meaning = column.name if column.name in COLUMNS else "unknown column, kept as a detail"
+        meaning = (
+            column.name if column.name in COLUMNS else "unknown column; report --csv prints it"
+        )
         if re.search(r"(?i)speed.?up|efficiency", column.name):
-            meaning = f"{meaning}; lockstep check compares the column with the values"
+            meaning = f"{meaning}; lockstep check compares it with the computed ratio"
         unit, cell = column.unit or column.units[0], column.cells[0]
         if not cell and column.name == "n":
             cell = f"{counts[0].get('nodes')} x {counts[0].get('ranks_per_node')}"
@@ -449,12 +454,12 @@ def _read_numbers(table: Table, columns: Sequence[Column]) -> list[dict[str, str
     everywhere = proven_marks(number for own in numbers for number in own)
     counts: list[dict[str, str]] = [{} for _ in table.lines]
     for column, by_text, own in zip(numeric, cells, numbers, strict=True):
-        mark, two = decimal_mark(own, everywhere, table.sign)
-        if two:
-            readings = " or ".join(sorted(number_readings(two).values(), key=float)[::-1])
+        mark, number = decimal_mark(own, everywhere, table.sign)
+        if number:
+            readings = " or ".join(sorted(number_readings(number).values(), key=float)[::-1])
             raise ValueError(
-                f"column {column.heading!r}: {two!r} may be {readings}; write {readings} in its "
-                "place"
+                f"column {column.heading!r}: {number!r} may mean {readings}; write {readings} "
+                "instead"
             )
         for index, text in enumerate(column.typed):
             cell = by_text[text]
@@ -478,8 +483,10 @@ def _refuse_open(table: Table, columns: Sequence[Column]) -> None:
     names = {column.name for column in columns}
     values = [column for column in columns if column.metric is not None]
     heads = {column.heading: column.heading for column in columns}
-    advice = "'throughput (samples/s)', or 'throughput (samples/s/GPU)' if it is of one GPU"
-    needed = [] if values else [f"no column gives values; name one {advice}, or 'step time (ms)'"]
+    rates = "'throughput (samples/s)' for all ranks, or 'throughput (samples/s/GPU)' for one GPU"
+    needed = []
+    if not values:
+        needed = [f"no column has values; name a column {rates}, or 'step time (ms)'"]
     others = [column.heading for column in columns if column.name == column.heading]
     if not values and others:
         heads[others[0]] = "throughput (samples/s)"
@@ -504,14 +511,15 @@ def _refuse_open(table: Table, columns: Sequence[Column]) -> None:
                 cell = column.cells[0]
                 needed.append(f"column {heading!r}: {cell!r} may be mm:ss or h:mm; write h:mm:ss")
         elif not (column.metric or "metric" in names) or not (column.unit or "unit" in names):
-            name = f"'{heading} (s)'" if is_time else advice
-            needed.append(f"column {heading!r} does not say its unit; name it {name}")
+            name = f"'{heading} (s)'" if is_time else rates
+            needed.append(f"column {heading!r} has no unit; rename the column to {name}")
             heads[heading] = f"{heading} (s)" if is_time else "throughput (samples/s)"
     if needed:
         cells = [table.lines[0][1].get(head, "8") for head in heads]
         example = f"{table.sign.join(heads.values())} / {table.sign.join(cells)}"
+        problems = "; ".join(needed)
         raise ValueError(
-            f"{'; '.join(needed)}; a table needs n, value, metric and unit, for example: {example}"
+            f"{problems}; a table needs n, value, metric and unit, for example: {example}"
         )
 
 
@@ -530,7 +538,9 @@ def _named(lines: Lines) -> dict[str, str]:
             continue
         if alias in named.values() and alias != "note":
             other = next(known for known, name in named.items() if name == alias)
-            raise ValueError(f"columns {other!r} and {heading!r} both mean {alias}; keep one")
+            raise ValueError(
+                f"columns {other!r} and {heading!r} both mean {alias}; keep one of them"
+            )
         named[heading] = alias
     if "n" not in named.values():
         for heading, column in cells.items():  # of `8x V100` or `2 nodes x 8`

@@ -37,12 +37,13 @@ def jobs(results: Results) -> Panel | None:
         "CPU efficiency (%)": "CPU efficiency is CPU time / (cores x elapsed time), as in seff.",
         "Memory efficiency (%)": "Memory efficiency is the largest memory of a step / the memory "
         "allocated, as in seff.",
-        "Queue wait": "Queue wait lasts from submission, or from eligibility after a "
-        "dependency, to the start.",
-        "Node-hours": "Hours are allocated hours, used or not, by Slurm's count of CPUs.",
+        "Queue wait": "Queue wait is the time from submission to the start. For a job with a "
+        "dependency, it begins when the job becomes eligible.",
+        "Node-hours": "Hours are allocated hours, used or not. CPUs are counted as Slurm counts "
+        "them.",
         "TRES billing (hours)": "TRES billing is Slurm's value, without a QOS's usage factor.",
-        measured_column: "Measured is the time in timed regions x the number of ranks. The rest "
-        "went to starting, loading, warming up and checking.",
+        measured_column: "Measured is the time in timed regions x the number of ranks. The other "
+        "time went to starting, loading, warming up and checking.",
     }
     made = table("Jobs in Slurm's accounting", (*COLUMNS, measured_column), cells, 3, "",
                  note=notes)  # fmt: skip
@@ -72,9 +73,12 @@ def _whole(row: Row) -> tuple[str, str]:
 
 
 def _lead(rows: Sequence[Row], known: Sequence[Row], hours: str) -> Iterator[str]:
-    missing = len(rows) - len(known)
-    text = f"{counted(len(known), 'job')} ran {in_words(sum(values(known, 'elapsed_s')))} in all"
-    yield f"{text}; the end of {counted(missing, 'job')} is not known." if missing else f"{text}."
+    missing, jobs = len(rows) - len(known), counted(len(known), "job")
+    elapsed, unended = in_words(sum(values(known, "elapsed_s"))), counted(missing, "job")
+    if missing:
+        yield f"{jobs} ran {elapsed} in all; the end of {unended} is not known."
+    else:
+        yield f"{jobs} ran {elapsed} in all."
     sums = [(sum(values(known, name)), unit) for name, unit in ACCOUNTED.items()]
     if texts := [f"{number(total)} {unit}" for total, unit in sums if total]:
         yield f"Allocated were {', '.join(texts)}."
@@ -82,16 +86,19 @@ def _lead(rows: Sequence[Row], known: Sequence[Row], hours: str) -> Iterator[str
     # Rank-hours on CPUs are not compared with the hours of GPUs that were allocated and unused.
     if gpu_hours and hours == "GPU-hours":
         measured = sum(_numbers((row for row in known if any(values([row], "gpu_hours"))), HELD))
-        share = percent(measured / gpu_hours)
-        yield f"{trimmed(measured)} of the GPU-hours, {share} %, were in timed regions."
+        share, timed = percent(measured / gpu_hours), trimmed(measured)
+        yield f"{timed} of the GPU-hours, {share} %, were in timed regions."
     else:
-        yield f"{trimmed(sum(_numbers(known, HELD)))} {hours} were in timed regions."
+        timed = trimmed(sum(_numbers(known, HELD)))
+        yield f"{timed} {hours} were in timed regions."
     if staged := _numbers(rows, "stage_in_s"):
         into, back = in_words(sum(staged)), in_words(sum(_numbers(rows, "stage_out_s")))
-        yield f"Staging in took {into} and staging out {back}, in {counted(len(staged), 'job')}."
+        jobs = counted(len(staged), "job")
+        yield f"Staging files in took {into}, and staging files out took {back}, in {jobs}."
     hits, misses = (int(sum(_numbers(rows, name))) for name in ("cache_hits", "cache_misses"))
     if hits or misses:
-        yield f"An earlier job had left the files on {hits} of {counted(hits + misses, 'node')}."
+        nodes = counted(hits + misses, "node")
+        yield f"{hits} of {nodes} still had the files from an earlier job."
 
 
 def _cells(group: Sequence[Row]) -> list[str]:

@@ -104,10 +104,11 @@ def imported_panel(
         figure = curves.efficiency(origin, sound, threshold, predicted)
         figures = [figure | {"xlabel": f"{capital(sound[0].noun)}s"}]
     beside = rates_of_times(Evidence(results, series))
-    num = f"The figure shows {MAX_CURVES} of the {len(drawn)} tables with three sizes or more."
+    num_drawn = len(drawn)
+    note = f"The figure shows {MAX_CURVES} of the {num_drawn} tables with three sizes or more."
     return panel(
         origin, parts.ORIGINS[origin], origin, figures=figures,
-        lead=[lead, *[num] * (len(drawn) > MAX_CURVES)], notes=parts.left_out(series, drawn),
+        lead=[lead, *[note] * (num_drawn > MAX_CURVES)], notes=parts.left_out(series, drawn),
         tables=[
             _imported_table(curve, results.tables.get(curve.case, {}), threshold,
                             beside.get(curve.case))
@@ -155,15 +156,15 @@ def _imported_table(
     if stated := facts.get("scaling_text"):
         text = f"Scaling as stated: {stated}."
     if series.row.scaling in SCALING:
-        view = " Time ratios compare step times." if series.base.time_ratio else ""
+        view = " A time ratio compares step times." if series.base.time_ratio else ""
         text = SCALING[series.row.scaling] + view
     texts = [text, f"Ratios are relative to {parts.baseline_text(series)}."]
     if twin:
-        texts.append(f"Throughput is that of {twin.label}; ratios are computed from the times.")
+        texts.append(f"The throughput is that of {twin.label}. Ratios are computed from the times.")
     if len(series.points) > 1:
         texts.append(parts.repeat_text(series).strip())
     if conversion := facts.get("conversion"):
-        texts.append(f"Its values are computed as {conversion}.")
+        texts.append(f"The throughput is computed as {conversion}.")
     if source := facts.get("source"):
         texts.append(f"Source: {source}.")
     texts += [f"Note: {note}." for note in (facts.get("notes") or [])[:2]]
@@ -193,12 +194,13 @@ def _over(factor: str, ladders: Sequence[FactorLadder]) -> Panel:
     figure = [parts.curve_figure(
         f"{key}-speedup", f"Speed-up over {factor}", "Speed-up",
         list(map(_curve, sound[:MAX_CURVES])), ylog=True, xlabel=factor,
-        ideal="ideal, from the smallest value", nodes=[],
+        ideal="ideal, from the baseline", nodes=[],
     )] if sound else []  # fmt: skip
-    note = f"The figure shows the first {MAX_CURVES} of {len(sound)} ladders."
+    num_ladders = len(sound)
+    note = f"The figure shows the first {MAX_CURVES} of {num_ladders} ladders."
     return panel(
         key, f"Scaling over {factor}", tables=list(map(_table, ladders)), figures=figure,
-        notes=[note] * (len(sound) > MAX_CURVES),
+        notes=[note] * (num_ladders > MAX_CURVES),
     )  # fmt: skip
 
 
@@ -249,10 +251,11 @@ def _metrics(series: Sequence[Series]) -> list[Table]:
     columns = ("Case", "Ranks", "Launches", "Median", "95 % interval")
     return [
         table(
-            f"{name} ({unit}), the {'highest' if better == 'higher' else 'lowest'} first",
+            f"{name} ({unit}), the {best} first",
             columns, [cells for _, cells in sorted(own, key=itemgetter(0))], 1,
         )
         for (name, unit, better), own in rows.items()
+        for best in ("highest" if better == "higher" else "lowest",)
     ]  # fmt: skip
 
 
@@ -279,7 +282,7 @@ def _curves(series: Sequence[Series]) -> list[dict[str, Any]]:
     return [
         {
             "kind": "band", "id": f"curve-{index}-{_safe(name)}", "title": f"{name} over a run",
-            "xlabel": "Value of the run", "ylabel": f"{name} ({unit})", "whole": True,
+            "xlabel": "Number of the value in the run", "ylabel": f"{name} ({unit})", "whole": True,
             "percent": False, "lines": [], "series": own[:MAX_CURVES],
             "note": "The line is the mean over launches, and the band is its 95 % interval."
             + (f" First {MAX_CURVES} of {len(own)}." if len(own) > MAX_CURVES else ""),
@@ -313,17 +316,18 @@ def _paces(rows: Sequence[Row]) -> list[Panel]:
         }
         for pace in paces[:MAX_LINES]
     ]
-    title = f"Own work of each {noun} compared with the others"
+    title = f"Time of each {noun}'s own work, compared with the others"
     if len(paces) > MAX_LINES:
         title += f" (the {MAX_LINES} slowest of {counted(len(paces), noun)})"
     described = "; ".join(f"{item['label']}: {item['value']:+.2f} %" for item in items)
+    dot = "rank" if is_hosts else "launch"
     figure = {
         "kind": "category", "id": "pace-strip", "title": title, "items": items,
-        "xlabel": "Longer than the others (%)", "ylabel": noun.capitalize(),
+        "xlabel": "Extra time compared with the others (%)", "ylabel": noun.capitalize(),
         "line": 0.0, "is_relative": True, "desc": f"Step time by {noun}. {described}.",
-        "note": "A mark is the time of a step without gradient synchronisation, divided by the "
-        "median of the others: the geometric mean over launches, with its 95 % interval. The "
-        f"slowest {noun} is first. A faint dot is one {'rank' if is_hosts else 'launch'}.",
+        "note": f"A mark is the step time of a {noun} without gradient synchronisation, divided by "
+        f"the median of the other {noun}s. It is a geometric mean over launches, with its 95 % "
+        f"interval. The slowest {noun} is first. A faint dot is one {dot}.",
     }  # fmt: skip
     return [panel("pace", "Hosts and ranks", figures=[figure])]
 
@@ -342,5 +346,5 @@ def _others(series: list[Series]) -> Panel:
         ("Max (ms)", lambda p: number(p.max_step_s, scale=MILLI)), parts.FLAGS,
     )  # fmt: skip
     points = [curve.points[0] for curve in series]
-    times = parts.point_table("Times of one process", columns, points, 1)
+    times = parts.point_table("Step times of one process", columns, points, 1)
     return panel(OTHER, TITLES[OTHER], tables=[times])

@@ -36,10 +36,10 @@ def collective_panel(study: str, series: Sequence[Series], wires: Wires) -> Pane
     notes = []
     if drawn and len(swept) > min(len(drawn), MAX_CURVES):
         names = formats.listed(list(drawn)[:MAX_CURVES], MAX_CURVES)
-        notes = [f"The figure shows {names} at the largest world size, {largest}."]
+        notes = [f"The figure shows {names} at world size {largest}, which is the largest."]
     lead = (
         "algbw is message size / time. busbw is algbw times the factor that nccl-tests defines, so "
-        "that it can be compared with the speed of a link. With one rank nothing crosses a bus."
+        "that it can be compared with the speed of a link. With one rank no data crosses a link."
     )
     return parts.panel(
         study, TITLES[study], lead=[lead], notes=notes,
@@ -90,12 +90,12 @@ def _bandwidth_figure(sweeps: Mapping[str, Sweep], ranks: int, wire: float | Non
     if not curves:
         return None
     name = "busbw" if ranks > 1 else "algbw"
-    carried = f" The wire carries {number(wire)} GB/s." if wire else ""
+    wire_rate = f" The wire carries {number(wire)} GB/s." if wire else ""
     return parts.curve_figure(
         "collective-bandwidth", f"Collectives: {name} on {counted(ranks, 'rank')}",
         f"{name} (GB/s)", curves, ylog=True, lines=[{"y": wire, "label": "wire"}] if wire else [],
         xlabel="Message size", size_ticks=True, fit="fitted: latency + bytes / rate",
-        note=f"Bars are 95 % intervals of the time, over launches.{carried}",
+        note=f"Bars are 95 % intervals over launches.{wire_rate}",
     )  # fmt: skip
 
 
@@ -110,9 +110,10 @@ def _link_tables(ordered: Mapping[Key, Sweep], largest: int, wires: Wires) -> li
         "+ bytes on the link / rate.",
         "Rate (GB/s)": "The rate is the busbw of infinitely long messages.",
         "Error of the fit (%)": "A large error of the fit means that the library changes its "
-        "algorithm with the size.",
-        "Share of the wire (%)": "The wire's rate is that of all network ports that the first node "
-        "uses; on one node, that of NVLink or PCIe in one direction, by the GPU's data sheet.",
+        "algorithm with the message size.",
+        "Share of the wire (%)": "The wire's rate is the sum over all network ports that the "
+        "first node uses. On one node, it is the rate of NVLink or PCIe in one direction in the "
+        "GPU's data sheet.",
     }
     fewer = "fewer ranks"
     rows: dict[str, list[list[str]]] = {counted(largest, "rank"): [], fewer: []}
@@ -169,6 +170,7 @@ def _operation_tables(ordered: Mapping[Key, Sweep]) -> list[Table]:
     made = []
     for name, sized in operations.items():
         quantity = max(sized) > 1
+        rate = "busbw" if quantity else "algbw"
         rates = {
             world_size: {size: _bandwidths(point)[quantity] for size, point in points}
             for world_size, points in sized.items()
@@ -176,7 +178,7 @@ def _operation_tables(ordered: Mapping[Key, Sweep]) -> list[Table]:
         sizes = sorted({size for own in rates.values() for size in own})
         best = max(filter(None, rates[max(sized)].values()), default=None)
         made.append(table(
-            f"{name}: {'busbw' if quantity else 'algbw'} in GB/s by message size",
+            f"{name}: {rate} in GB/s by message size",
             ("Ranks", *map(formats.size_of, sizes)),
             [[str(ranks), *(number(own.get(s)) for s in sizes)] for ranks, own in rates.items()],
             group="Bandwidth by message size", finding=f"{name} to {number(best)} GB/s",
@@ -207,8 +209,9 @@ HEALTH: dict[Kind, str] = {
     "network": "all_reduce between nodes, busbw",
 }
 LEAD = (
-    "A training that fills its devices passes all of these. A warning does not make a number "
-    "wrong: it shows where speed may be gained. A small model leaves memory and power unused."
+    "A training that uses its devices fully passes all of these checks. A warning does not mean "
+    "that a number is wrong. It shows where speed may be gained. A small model uses little memory "
+    "and power."
 )
 
 

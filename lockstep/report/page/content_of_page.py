@@ -32,8 +32,8 @@ from lockstep.report.words.headline import Headline
 from lockstep.report.words.lines import signs
 
 CPU_BAND = (
-    "Measured on CPUs, where ranks share cores and memory bandwidth. This shows that the suite "
-    "works, and is no evidence for a proposal."
+    "These results were measured on CPUs, where ranks share cores and memory bandwidth. They show "
+    "that the suite works, and are no evidence for a proposal."
 )
 KINDS = {name: TITLES[name] for name in LADDERS} | {"cited": "Cited", "target": "Target"}
 # Most curves of the small figure beside the headlines.
@@ -104,7 +104,7 @@ def _top(evaluation: Evaluation, series: Sequence[Series], threshold: float) -> 
     first = next((each for each in every if each.kind != "blocked"), every[0] if every else None)
     todo = next_step.next_step(results, series, threshold, slowest, judged)
     if errors:
-        todo = f"Fix the errors of the check, first {errors[0].rule}: {errors[0].action}."
+        todo = f"Fix the errors of lockstep check. Begin with {errors[0].rule}: {errors[0].action}."
     return {
         "headlines": [
             *ranking_card.rate_headlines(series, threshold),
@@ -160,7 +160,7 @@ def tiles(about: Headline | None, checked: str) -> list[dict[str, str]]:
     made = _scaling_tiles(about, home)
     if why := about.why:
         loss = why.loss
-        ideal = f"ideal {parts.ms(loss.step_s - loss.seconds)} ms, by the baseline's step"
+        ideal = f"ideal {parts.ms(loss.step_s - loss.seconds)} ms, from the baseline's step"
         lost = f"{parts.ms(loss.seconds)} of {parts.ms(loss.step_s)} ms"
         largest = f"{parts.ms(why.named[0].seconds)} ms" if why.kind == "named" else ""
         made.append((
@@ -194,7 +194,7 @@ def _scaling_tiles(about: Headline, home: str) -> list[tuple[str, str, str, str]
     lacking = "none" if about.kind == "below" else "not shown"
     return [
         ("Largest good size", size if good else lacking, note, home),
-        ("Efficiency at that size" if good else f"Best efficiency, at {size}",
+        ("Efficiency at largest good size" if good else f"Best efficiency, at {size}",
          f"{percent(point.parallel_efficiency)} %", f"{span}; {gain}", home),
     ]  # fmt: skip
 
@@ -250,7 +250,7 @@ def _band(results: Results) -> str | None:
             f"Ranks, DDP and network are real; each device waits {number(float(wait))} ms per "
             "sample instead of computing."
         )
-    return " ".join([*texts, "This is no evidence for a proposal."])
+    return " ".join([*texts, "These results are no evidence for a proposal."])
 
 
 def _title(results: Results, series: Sequence[Series]) -> str:
@@ -309,18 +309,22 @@ def _warnings(evaluation: Evaluation) -> list[str]:
         curve.row.study for curve in series for point in curve.points
         if abs((point.mean_over_median or 1.0) - 1) > NOTABLE
     ]  # fmt: skip
-    noisy = "most points too noisy, " if len(wide) > len(points) / 2 else ""
+    intervals = counted(len(wide), "interval")
+    studies = listed(dict.fromkeys(wide), 4)
+    too_wide = f"{intervals} wider than a factor of {WIDE:g} (in {studies})"
+    if len(wide) > len(points) / 2:
+        too_wide = f"most points are too noisy: {too_wide}"
+    skewed_points, studies = counted(len(skewed), "point"), listed(dict.fromkeys(skewed), 4)
     lost = facts.gaps(results, lambda gap: gap.can_be_filled)
-    off = f"{100 * NOTABLE:.0f} %"
+    limit = f"{100 * NOTABLE:.0f} %"
     texts = [
         (len(evaluation.left_out), evaluation.not_pooled),
         (flagged, f"{flagged} of {counted(len(points), 'point')} flagged"),
         (unequal, f"{unequal} series with different numbers of threads per rank"),
         (single, f"{counted(single, 'point')} without repeat"),
-        (len(wide), f"{noisy}{counted(len(wide), 'interval')} wider than a factor of "
-         f"{WIDE:g} (in {listed(dict.fromkeys(wide), 4)})"),
-        (len(skewed), f"{counted(len(skewed), 'point')} with a mean step more than {off} off the "
-         f"median (in {listed(dict.fromkeys(skewed), 4)})"),
+        (len(wide), too_wide),
+        (len(skewed), f"{skewed_points} with a mean step time more than {limit} off the median "
+         f"(in {studies})"),
         (broken, f"{counted(broken, 'launch')} incomplete"),
         (len(results.unread), f"{len(results.unread)} unreadable"),
         (len(lost), counted(len(lost), "gap")),

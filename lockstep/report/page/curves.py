@@ -27,8 +27,8 @@ from lockstep.report.predict.prediction import Prediction
 from lockstep.report.words import headline
 
 UNDIVIDED = (
-    "A step with strategy=fsdp cannot be divided by cause: without communication a rank has no "
-    "parameters to compute with."
+    "A step with strategy=fsdp cannot be divided by cause, because a rank without communication "
+    "has no parameters to compute with."
 )
 # Each series has five tables.
 MAX_SERIES = parts.MAX_TABLES // 5
@@ -49,7 +49,7 @@ def ladder_panel(
         else "The local batch is fixed: ideally a step takes as long on many ranks as on one."
     )
     if all(curve.row.program for curve in series):
-        lead = f"The work of a run is fixed{'' if strong else ' for each rank'}."
+        lead = "The work of a run is fixed." if strong else "The work of each rank is fixed."
     drawn = parts.drawn(series)
     sound = parts.sound(drawn)
     split, notes = _causes(study, sound)
@@ -101,8 +101,8 @@ def _throughput(series: Sequence[Series]) -> list[Figure]:
         label = f"Throughput ({unit}/s)"
         made.append(curve_figure(key, title, label, curves, ylog=True, ideal=IDEAL))
     if len(units) > MAX_UNITS:
-        left_out = formats.listed(f"{unit}/s" for unit in units[MAX_UNITS:])
-        made[-1]["note"] = f"Series in {left_out} are not drawn; the figure of speed-up has them."
+        others = formats.listed(f"{unit}/s" for unit in units[MAX_UNITS:])
+        made[-1]["note"] = f"Series in {others} are only drawn in the figure of speed-up."
     return made
 
 
@@ -197,7 +197,7 @@ def _predicted_text(curves: list[dict[str, Any]]) -> str:
             )
     if len(texts) > MAX_NAMED:
         texts[MAX_NAMED:] = [f"and {len(texts) - MAX_NAMED} more"]
-    legend = "A dotted line with a hollow mark is predicted by the chosen rule, not measured"
+    legend = "Dotted lines with hollow marks are not measured, but predicted by the chosen rule"
     return f" {legend} ({'; '.join(texts)})." if texts else ""
 
 
@@ -225,17 +225,19 @@ def _causes(study: str, series: Sequence[Series]) -> tuple[list[Figure], list[st
             + ", ".join(f"{PARTS[part['cause']]} {number(part['ms'])}" for part in bar["parts"])
             for bar in bars
         )
+        title = TITLES[curve.row.study]
         made.append({
             "kind": "stack", "id": f"{study}-causes-{len(made)}", "bars": bars,
             "names": {cause: capital(PARTS[cause]) for cause in STACKED if cause in used},
-            "title": f"{TITLES[curve.row.study]}: where a step's time goes, {curve.label}",
+            "title": f"{title}: where a step's time goes, {curve.label}",
             "xlabel": "Ranks", "ylabel": "Step time (ms)",
             "lost_label": "Time beyond the ideal step, by cause (ms)",
-            "desc": f"Step time in ms by cause against ranks. {described}.",
+            "desc": f"Step time in ms by cause, for each number of ranks. {described}.",
             "note": "The lower part shows how much longer a step takes than the ideal step.",
         })  # fmt: skip
-    note = f"The figures show where a step's time goes for {MAX_SPLIT} of {len(divided)} series."
-    return made, [note] * (len(divided) > MAX_SPLIT)
+    num_series = len(divided)
+    note = f"The figures show where a step's time goes for {MAX_SPLIT} of {num_series} series."
+    return made, [note] * (num_series > MAX_SPLIT)
 
 
 def _bar(series: Series, point: Point) -> dict[str, Any] | None:
@@ -311,12 +313,13 @@ def _beside(series: Series) -> str:
         if other is None or point.blocked_by or other.blocked_by:
             continue
         names = layout.list_differing([*other.rows, *point.rows])
-        placed = layout.suffix(*(layout.layout(p.rows[0], names) for p in (other, point)))
+        main_layout = layout.suffix(*(layout.layout(p.rows[0], names) for p in (other, point)))
         between = ratio_interval(point.units, other.units)
+        span = formats.ratio_span(between) if between else no_interval(point, other)
+        ranks, gain = counted(point.world_size, "rank"), formats.ratio(point.rate / other.rate)
         text += (
-            f" On {counted(point.world_size, 'rank')}, {series.layout} gives "
-            f"{formats.ratio(point.rate / other.rate)} times the throughput of {placed} "
-            f"({formats.ratio_span(between) if between else no_interval(point, other)})."
+            f" On {ranks}, {series.layout} gives {gain} times the throughput of {main_layout} "
+            f"({span})."
         )
     return text
 
@@ -349,26 +352,28 @@ def _cost_table(series: Series, hours: str) -> parts.Table:
 # Tables that a reader opens together.
 GROUP = "Where a step's time goes"
 LOSS_NOTE = (
-    "The whole step is the step time of every table, a median of timed rounds. Its parts are those "
-    "of the card, scaled to this median. They are means over turns of three kinds: the step, the "
-    "step without gradient synchronisation, and the latter on half of the batch. Compute is the "
-    "time of a rank that never waits, minus the other parts. A loss is a part's time minus its "
-    "share of the baseline's time, at least 0. A baseline of one rank separates DDP's own work "
-    "from communication. DDP's own work and the fixed cost count only as far as more ranks do not "
-    "share them. The ideal step is the baseline's share; compute is longer where ranks share cores."
+    "The whole step is the step time of all tables, which is a median of timed rounds. Its parts "
+    "are those of the card, scaled to this median. They are means over turns of three kinds: the "
+    "step, the step without gradient synchronisation, and that step on half of the batch. Compute "
+    "is the time of a rank that never waits, minus the other parts. The loss of a part is its time "
+    "minus its time in the ideal step, and at least 0. The ideal step is the baseline's step; in "
+    "strong scaling, it is divided by the growth of the world size. A baseline of one rank "
+    "separates DDP's own work from communication. DDP's own "
+    "work and the fixed cost are a loss only as far as more ranks do not share them. Compute is "
+    "longer where ranks share cores."
 )
 PHASE_COLUMNS = (
     "Ranks", "Data (ms)", "Forward (ms)", "Backward (ms)", "Optimizer (ms)",
     "All-reduce alone (ms)", "Exposed, with DDP's work (ms)", "Overlap (%)", "95 % interval (%)",
 )  # fmt: skip
 PHASE_NOTE = {
-    "Data (ms)": "Data is the mean wait of the slowest rank for its batch.",
-    "Forward (ms)": "Forward, backward and optimizer are means over ranks, and medians over "
-    "launches and over turns of the whole step.",
-    "Backward (ms)": "Backward includes the communication that it does not hide.",
+    "Data (ms)": "Data is how long the slowest rank waits for its batch on average.",
+    "Forward (ms)": "Forward, backward and optimizer are means over ranks, then medians over "
+    "turns of the whole step, then medians over launches.",
+    "Backward (ms)": "Backward includes the communication that the backward pass does not hide.",
     "Overlap (%)": "Overlap is 1 - exposed communication / the time of the all-reduce alone: 100 % "
-    "if the backward pass hides all communication. The true share is this or more, "
-    "since exposed communication includes DDP's own copies and hooks.",
+    "if the backward pass hides all communication. The true overlap is at least this "
+    "value, because exposed communication includes DDP's own copies and hooks.",
 }
 
 
@@ -384,11 +389,16 @@ def _loss_table(series: Series) -> parts.Table | None:
     point = series.points[-1]
     where, finding = f"on {counted(point.world_size, 'rank')}", ""
     if why := quantities.reason(series, point):
-        finding = f"{where} {'little is lost' if why.kind == 'little' else 'no cause is shown'}"
+        finding = f"{where} little is lost"
+        if why.kind != "little":
+            finding = f"{where} no cause of the lost time is shown"
     if why and why.kind == "named":
         cause = why.named[0]
-        times = f"{parts.ms(cause.seconds)} ms of a {number(why.loss.step_s * MILLI)} ms step"
-        finding = f"{series.label} {where} loses {times} to {NAMES[cause.cause]}"
+        lost_ms, step_ms = parts.ms(cause.seconds), number(why.loss.step_s * MILLI)
+        finding = (
+            f"{series.label} {where} loses {lost_ms} ms of a {step_ms} ms step to "
+            f"{NAMES[cause.cause]}"
+        )
     return parts.table(
         f"{GROUP}: {series.label}", columns, rows, 2, note=LOSS_NOTE, folded=True, group=GROUP,
         finding=finding,

@@ -53,7 +53,7 @@ MEANT = (
 
 PROGRAM = (
     "A program is timed as a whole, after warm-up runs that do not count. Its wall time includes "
-    "its start; other metrics are values that it printed."
+    "its start. All other metrics are values that the program printed."
 )
 TRAINING = (
     "A training run has whole epochs. An epoch lasts from the barrier before its first update to "
@@ -66,21 +66,22 @@ TRAINING = (
 
 RATES = (
     "Throughput is the samples of all ranks in a step, counted once, divided by the step time. "
-    "Throughput times time is samples. Imbalance is how much longer the slowest rank of a step "
-    "takes than a usual rank, in milliseconds; peak memory is the largest rank's. MFU is model "
-    "FLOP/s divided by the datasheet peak of all devices; it is absent if that peak is unknown."
+    "Throughput times time gives samples. Imbalance is the number of milliseconds that the slowest "
+    "rank of a step takes longer than a usual rank. Peak memory is that of the rank that uses "
+    "most. MFU is model FLOP/s divided by the datasheet peak of all devices. There is no MFU if "
+    "that peak is unknown."
 )
 MEANINGS = (
-    "Speed-up is throughput divided by that of the baseline; if only times are known, work per "
-    "second divided by that of the baseline. The baseline is the smallest world size of the series "
-    "unless another was requested. Parallel efficiency is speed-up divided by the ratio of world "
-    "sizes. For weak scaling it equals the time ratio: the baseline's step time divided by the "
-    "point's.",
+    "Speed-up is throughput divided by the baseline's throughput. If only times are known, it is "
+    "work per second divided by the baseline's work per second. The baseline is the smallest "
+    "world size of the series unless another was requested. Parallel efficiency is speed-up "
+    "divided by the ratio of world sizes. For weak scaling it equals the time ratio: the "
+    "baseline's step time divided by the point's.",
     "Intervals are 95 % Student t intervals of the logarithm of one value per launch. Intervals of "
     "ratios are Welch's and contain the baseline's uncertainty. The centre of an interval is the "
     "geometric mean of the launches. The value of a point is the median of the launches, which may "
     "lie off the centre or outside the interval if the launches are skewed. The baseline's own "
-    "ratio is 1 by definition and has no interval, and a point with one launch has none.",
+    "ratio is 1 by definition and has no interval. A point with one launch has no interval.",
 )
 
 
@@ -102,7 +103,7 @@ def flags(series: Sequence[Series]) -> Panel | None:
         "Flags and the points they concern", ("Number", "Flag", "Where", "Points"), rows, 3,
         row_ids=[f"flag-{row[0]}" for row in rows], folded=False,
     )  # fmt: skip
-    lead = "A flagged point is no evidence for a proposal until its cause is gone."
+    lead = "A flagged point is no evidence for a proposal until the cause of its flag is gone."
     return panel("flags", "Flags", lead=[lead], tables=[made])
 
 
@@ -128,11 +129,11 @@ def _reason(gap: Gap) -> str:
         case "failed" | "skipped":
             return f"{gap.kind}: {gap.reason}"
         case "too-few-gpus":
-            return f"skipped: it needs {gap.world_size} GPUs, but the machine has {gap.num_gpus}"
+            return f"skipped: this size needs {gap.world_size} GPUs; the machine has {gap.num_gpus}"
         case "below-floor":
-            return "not measured: a smaller size was below until_efficiency of the campaign"
+            return "not measured: the efficiency of a smaller size was below until_efficiency"
         case "dropped":
-            return "dropped: the launch was planned before repeats or world sizes were lowered"
+            return "dropped: repeats or world sizes were lowered after the launch had been planned"
         case "not-run":
             return "the launch was planned but has no result"
     return "the case was expected, but the launch has no result for it"
@@ -146,8 +147,11 @@ def gaps_panel(results: Results) -> Panel | None:
         f"A file is not in this report, because it cannot be read: {why}." for why in results.unread
     ]
     if broken:
-        text = f"{counted(len(broken), 'launch')} incomplete: {listed(broken)}."
-        lead.append(f"{text} Their finished cases are in this report.")
+        num_broken, names = counted(len(broken), "launch"), listed(broken)
+        lead.append(
+            f"{num_broken} incomplete: {names}. Finished cases of these launches are in this "
+            "report."
+        )
     caption, columns = "Cases and launches without a result", ("What", "Why", "Launches")
     tables = [table(caption, columns, lines, 3, "")] if lines else []
     return panel("gaps", "Not measured", lead=lead, tables=tables) if lead or lines else None
@@ -165,21 +169,23 @@ def method(results: Results, series: Sequence[Series], threshold: float) -> Pane
     lead += [
         *MEANINGS,
         f"An efficiency of {100 * threshold:.0f} % or more is called good. Device-hours are world "
-        "size times hours: of one run in tables of times, else of a million samples. Device-hours "
-        "use the mean step time, since costs add up. All other values use the median, which shows "
-        "the steady state.",
+        "size times hours, for one run in tables of times, else for a million samples. "
+        "Device-hours use the mean step time, since costs add up. All other values use the median, "
+        "which shows the steady state.",
     ]
     rows = [row for curve in series for point in curve.points for row in point.rows]
     count = sum(row.num_far_out or 0 for row in rows)
     rounds = sum(row.rounds or 0 for row in rows if row.num_far_out is not None)
     if any(row.rounds and row.rounds < FEWEST for row in rows if row.origin == "measured"):
         lead.append(
-            f"Launches of fewer than {FEWEST} rounds cannot show drift or outliers, and fewer than "
-            f"{MODE_FEWEST} cannot show two modes. Measure with --rounds 20 to see them."
+            f"Launches of fewer than {FEWEST} rounds cannot show drift or outliers. Launches of "
+            f"fewer than {MODE_FEWEST} rounds cannot show two modes. Measure with --rounds 20 to "
+            "see all of these."
         )
     elif count:
+        all_rounds = counted(rounds, "timed round")
         lead.append(
-            f"{count} of {counted(rounds, 'timed round')} are outliers: they lie more than three "
+            f"{count} of {all_rounds} are outliers: they lie more than three "
             "interquartile ranges from the nearer quartile of their launch (Tukey). All rounds are "
             "kept."
         )
@@ -231,7 +237,8 @@ def _launch_table(launches: list[Launch]) -> Table:
         for launch in launches
     ]
     broken = sum(not launch.complete for launch in launches)
-    text = f"{counted(len(launches), 'launch')}, {f'{broken} incomplete' if broken else 'complete'}"
+    state = f"{broken} incomplete" if broken else "complete"
+    text = f"{counted(len(launches), 'launch')}, {state}"
     return table("Launches", columns, rows, 5, "", finding=text)
 
 
@@ -321,7 +328,8 @@ def error_lines(findings: Sequence[Finding]) -> list[str]:
     groups = checker.group_findings(checker.errors(findings))
     lines = [f"{each.first.rule}: {each.where()}: {each.message()}." for each in groups[:MAX_FIRST]]
     more = len(groups) - MAX_FIRST
-    return [*lines, f"The table below has {counted(more, 'more error')}."] if more > 0 else lines
+    more_errors = counted(more, "more error")
+    return [*lines, f"The table below has {more_errors}."] if more > 0 else lines
 
 
 def why_blocked(series: Series, findings: Sequence[Finding], left_out: Sequence[Row]) -> str:
@@ -344,7 +352,7 @@ def findings_panel(findings: Sequence[Finding], results: Results) -> Panel | Non
     ]  # fmt: skip
     lead = (
         f"{checker.counts(findings, results)}. An error makes a number wrong or not comparable, "
-        "and blocks every verdict that uses it. A warning limits what may be concluded."
+        "and blocks every verdict that uses the number. A warning limits the conclusions."
     )
     columns = ("Level", "Rule", "Where", "Points", "What", "What to do")
     rules = Counter(finding.rule for finding in findings)
@@ -356,8 +364,8 @@ def findings_panel(findings: Sequence[Finding], results: Results) -> Panel | Non
 
 
 PROFILED = (
-    "A profiler slows a program, so read shares, not times. These steps are not part of the "
-    "results."
+    "A profiler slows a program, so trust the shares and not the times. These steps are not part "
+    "of the results."
 )
 # Most traces that a page reads, rank 0 of each case first.
 MAX_PROFILES = 16
@@ -384,9 +392,8 @@ def profile_panels(results: Results) -> list[Panel]:
             if file in traces:  # a CSV may be of something else
                 lead.append(f"Not read: {error}.".replace(str(file), file.name))
     if (more := len(traces) - MAX_PROFILES) > 0:
-        lead.append(
-            f"The page omits {counted(more, 'more file')}; lockstep explain reads any file."
-        )
+        files = counted(more, "more file")
+        lead.append(f"The page omits {files}, which lockstep explain can read.")
     lead += filter(None, map(step_shares.busy, profiles))
     shares = list(_share_tables(profiles, folders))
     kernels = roofline_panel(results, [each for each in profiles if each.tool == NCU])
@@ -414,7 +421,7 @@ def _share_tables(profiles: Sequence[Profile], folders: Mapping[Path, str]) -> I
 
 
 ROOFLINE = (
-    "Nsight Compute counted FLOP and bytes of device memory, and ran each kernel alone; the peaks "
+    "Nsight Compute counted FLOP and bytes of device memory, and ran each kernel alone. The peaks "
     "are those of the datasheet. A kernel left of the ridge point is limited by memory bandwidth."
 )
 
@@ -438,11 +445,12 @@ def roofline_panel(results: Results, profiles: Sequence[Profile]) -> Panel | Non
         ]  # fmt: skip
         figures.append({
             "kind": "roofline", "id": f"roofline-{len(figures) + 1}", "title": made.title,
-            "desc": f"Kernels of {file} by FLOP per byte and per second, under the peaks.",
+            "desc": f"FLOP per second of the kernels of {file} against FLOP per byte, below the "
+            "GPU's peaks.",
             "xlabel": "FLOP per byte of device memory", "ylabel": "TFLOP/s",
             "tb_per_s": made.bytes_per_s / TERA, "points": points,
             "peaks": {name: peak / TERA for name, peak in made.peaks.items()},
-            "note": "Dashed lines are the peaks. The numbers are those of the table.",
+            "note": "Dashed lines are the peaks. The numbers refer to the rows of the table.",
         })  # fmt: skip
         rows = [[str(n), *place.cells()] for n, place in enumerate(made.places, start=1)]
         caption = f"Kernels of {file} under the roofline"

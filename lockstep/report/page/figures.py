@@ -313,7 +313,8 @@ def _not_measured(axes: Axes, spec: Spec, high: float) -> None:
             axes.plot([], [], color=INK, **style, label=names[name])
     most = max(y for curve in spec["series"] for y in (*curve["y"], *(d[1] for d in curve["dots"])))
     if most > high:
-        label = f"beyond the axis, up to {_value(spec, most, None)}"
+        highest = _value(spec, most, None)
+        label = f"above the axis, up to {highest}"
         axes.plot([], [], color=INK, linestyle="none", marker="^", label=label)
 
 

@@ -133,9 +133,9 @@ def cost_note(hours: str, points: Sequence[Point]) -> str:
     """Return a note that costs use the mean step, and which points' mean is unsure."""
     long = [p for p in points if any(flag.kind == "long-round" for flag in p.flags)]
     places = listed(list(dict.fromkeys(f"{p.rows[0].case} at {p.world_size}" for p in long)), 3)
-    unsure = f" A long round dominates the hours of {places}; measure again." if long else ""
+    unsure = f" A long round dominates the hours of {places}; measure these again." if long else ""
     medians = " Step times are medians." if any(p.rows[0].rounds for p in points) else ""
-    return f"{hours} use the mean step, since costs add up.{medians}{unsure}"
+    return f"{hours} use the mean step time, since costs add up.{medians}{unsure}"
 
 
 def ms(seconds: float) -> str:
@@ -167,13 +167,13 @@ def repeat_text(series: Series) -> str:
     elif series.base.num_launches == 1:
         text = " Ratios have no interval, because the baseline has one launch."
     elif any(len(set(point.rates)) == 1 for point in bare):
-        text = " There is no interval where launches are equal to the last digit."
+        text = " There is no interval where all launches gave exactly the same value."
     elif bare:
         text = " There is no interval where few launches differ widely; measure more launches."
     if sizes := [point.world_size for point in series.points if point.in_one_job]:
         text += (
             f" Intervals at {listed(sizes)} are over launches of one job. Another job may get "
-            "other nodes and differ by more; repeat in several jobs."
+            "other nodes and differ by more, so repeat the launches in several jobs."
         )
     return text
 
@@ -187,14 +187,14 @@ def absolute(point: Point) -> str:
         return f"{number(point.throughput_samples_per_s)} {row.sample_unit}/s"
     if point.step_s is not None:
         return f"{number(point.step_s * MILLI)} ms a step"
-    return f"{number(point.rate)} {row.sample_unit} (no unit of time)"
+    return f"{number(point.rate)} {row.sample_unit} (unknown unit of time)"
 
 
-def rate_text(point: Point, name: str) -> str:
+def rate_text(point: Point, ranks: str) -> str:
     """Return the rate that a speed-up multiplies: `the 387 items/s of 1 rank`."""
     if point.time_s is None and point.throughput_samples_per_s is not None:
-        return f"the {absolute(point)} of {name}"
-    return f"the rate of {name} at {absolute(point)}"
+        return f"the {absolute(point)} of {ranks}"
+    return f"the rate of {ranks} at {absolute(point)}"
 
 
 def left_out(
@@ -206,7 +206,7 @@ def left_out(
         names = listed((curve.label for curve in drawn[MAX_CURVES:]), 6)
         notes.append(f"The figures show the first {MAX_CURVES} series. They leave out {names}.")
     if (more := len(series) - max_tables) > 0:
-        notes.append(f"{more} further series have no table here; --csv prints them.")
+        notes.append(f"{more} further series have no table; lockstep report --csv prints them.")
     return notes
 
 

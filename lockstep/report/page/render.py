@@ -51,14 +51,18 @@ def html(data: dict[str, Any], mark: str = MARK) -> str:
 def refuse_foreign(target: Path, force: bool, option: str, mark: str = MARK) -> None:
     """Raise ValueError if the target is a folder, or a page that its command did not write."""
     if target.is_dir():
-        raise ValueError(f"{target} is a folder; add a file name, as in {target / 'report.html'}")
+        example = target / "report.html"
+        raise ValueError(f"{target} is a folder; add a file name, as in {example}")
     if force or not target.exists():
         return
     with files.open_file(target, sys.maxsize) as page:
         if mark.encode() in page.read(2048):
             return
-    made = "comparison" if mark == COMPARED else "report"
-    raise ValueError(f"{target} is not a Lockstep {made}; choose another {option}, or pass --force")
+    page_kind = "comparison" if mark == COMPARED else "report"
+    raise ValueError(
+        f"{target} exists and is not a Lockstep {page_kind}; choose another {option}, or pass "
+        "--force to replace the file"
+    )
 
 
 def write(data: dict[str, Any], target: Path, mark: str = MARK) -> None:

@@ -28,11 +28,11 @@ Member = tuple[Cases, Base]
 
 STARTS = (
     "First all-reduce: time from the start of the backward pass until the first bucket has all of "
-    "its gradients, so that its all-reduce may begin; a smaller cap makes it earlier."
+    "its gradients and its all-reduce may begin. A smaller bucket_cap_mb makes this time shorter."
 )
 WAITS = (
-    "Step waits: share of a training step of resnet18 that waits for the loader, compared with "
-    "the same step on one batch in memory."
+    "Step waits: share of a training step of resnet18 that is spent waiting for the loader. It is "
+    "found by comparison with the same step on one batch in memory."
 )
 
 
@@ -46,9 +46,10 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
         points = [point for curve in series for point in curve.points]
         notes += [STARTS] * any(_first_reduce(p) != formats.DASH for p in points)
         notes += [
-            f"{workload}: bucket_cap_mb {formats.listed(caps)} gave the same buckets at world size "
-            f"{formats.listed(sizes)}, so a difference between them is noise."
-            for workload, caps, sizes in alternatives.equal_buckets(series)
+            f"{workload}: bucket_cap_mb {caps} gave the same buckets at world size {sizes}, so a "
+            "difference between these settings is noise."
+            for workload, *lists in alternatives.equal_buckets(series)
+            for caps, sizes in [map(formats.listed, lists)]
         ]
     if study in CROSSED:
         largest = max(size for (_, size, _), _ in groups)
@@ -59,7 +60,7 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
     if study in LOADERS:
         lead, notes = _knees(sound), [*notes, WAITS]
     if len(tables) > MAX_TABLES:
-        notes.append(f"Tables show the first {MAX_TABLES} groups; --csv prints all.")
+        notes.append(f"Tables show the first {MAX_TABLES} groups; --csv prints all groups.")
     return parts.panel(
         study, TITLES.get(study, study.capitalize()), lead=lead, tables=tables[:MAX_TABLES],
         figures=figures, notes=notes,
@@ -132,11 +133,15 @@ def _category_table(study: str, members: Sequence[Member], world_size: int) -> T
     ]  # fmt: skip
     note = "There is no ratio, because the reference setting was not measured at this size."
     if base := members[0][1]:
-        beside = " of the same workload" if several else f", {absolute(base[1])},"
-        note = (
-            f"The ratio is relative to {_setting(base[0], names)}{beside} at the same world size."
-        )
-    note += " The verdict compares with the quickest setting, corrected for all pairs of settings."
+        reference = _setting(base[0], names)
+        note = f"The ratio is relative to {reference} of the same workload at the same world size."
+        if not several:
+            rate = absolute(base[1])
+            note = f"The ratio is relative to {reference} ({rate}) at the same world size."
+    note += (
+        " The verdict compares each setting with the quickest one, and is corrected for comparing "
+        "all pairs of settings."
+    )
     same = {k: v for k, v in first.row.factors.items() if k not in names}
     fixed = formats.listed(f"{k}={v}" for k, v in same.items() if k != "workload")
     caption = _place(
@@ -183,10 +188,11 @@ def _without_effect(cases: Cases) -> str:
         for name, why in ignored.items() if isinstance(ignored, dict) else ():
             options.setdefault(str(why), {})[str(name)] = None
             settings.setdefault(str(why), set()).add(index)
+    every = counted(len(cases), "setting")
     return "".join(
-        f" In {len(settings[why])} of {counted(len(cases), 'setting')} some options have no "
-        f"effect, because {why}: {formats.listed(names)}."
+        f" Some options have no effect in {num_settings} of {every}, because {why}: {ignored}."
         for why, names in options.items()
+        for num_settings, ignored in [(len(settings[why]), formats.listed(names))]
     )
 
 
@@ -231,10 +237,10 @@ def _knees(groups: Sequence[Group]) -> list[str]:
             continue
         top = max(point.rate for point in best.values())
         knee = min(n for n, point in best.items() if point.rate >= (1 - KNEE) * top)
+        place, rate = _place(cases[0][0], world_size), absolute(best[knee])
         sentences.append(
-            f"Knee of {_place(cases[0][0], world_size)}: num_workers={knee} "
-            f"({absolute(best[knee])}) is the smallest number within {100 * KNEE:.0f} % of the "
-            "best throughput."
+            f"For {place}, num_workers={knee} ({rate}) is the smallest number of workers whose "
+            f"throughput is within {100 * KNEE:.0f} % of the best."
         )
     return sentences
 
@@ -278,8 +284,9 @@ def _figures(study: str, groups: Sequence[Group]) -> tuple[list[Figure], list[st
     # The largest size first, since campaigns are made for it.
     compare = sorted((each for each in groups if len(each[1]) > 1), key=lambda item: -item[0][1])
     made = [_rates(study, i, key[1], c) for i, (key, c) in enumerate(compare[:MAX_FIGURES])]
-    note = f"Figures show the first {MAX_FIGURES} of {len(compare)} groups of settings."
-    return made, [note] if len(compare) > MAX_FIGURES else []
+    num_groups = len(compare)
+    note = f"Figures show the first {MAX_FIGURES} of {num_groups} groups of settings."
+    return made, [note] if num_groups > MAX_FIGURES else []
 
 
 def _rates(study: str, index: int, world_size: int, cases: Cases) -> Figure:

@@ -24,7 +24,7 @@ NOTE = (
 )
 ACCURACY, LOSS = "Validation accuracy (%)", "Validation loss"
 BAND = "The line is the mean over runs, and the band is its 95 % interval over seeds."
-SECONDS = " Training time, without validation and checkpoints."
+SECONDS = " Training time excludes validation and checkpoints."
 
 
 def training_panel(study: str, series: Sequence[Series]) -> Panel:
@@ -43,7 +43,7 @@ def training_panel(study: str, series: Sequence[Series]) -> Panel:
     every = [row for curve in own for point in curve.points for row in point.rows]
     if not learning.have_same_target(every) and any(map(learning.best_accuracy, every)):
         note += (
-            " No target was set, so the target is the highest whole per cent that all runs reach."
+            " No target was set, so the target is the highest whole percentage that all runs reach."
         )
     columns = [*names, *training_words.columns(learned), FLAGS]
     made = parts.table(CAPTION, columns, rows, len(names), note=note, folded=False)
@@ -103,7 +103,8 @@ def _figure(
         return None
     first = drawn[:MAX_CURVES]
     against = "epochs" if whole else "time"
-    left_out = f" Only the first {len(first)} of {len(drawn)} curves are drawn."
+    num_curves = len(drawn)
+    left_out = f" Only the first {MAX_CURVES} of {num_curves} curves are drawn."
     left_out = left_out if len(drawn) > len(first) else ""
     described = "; ".join(f"{name}: {number(c.values[-1].value)} at the end" for name, c in first)
     return {

@@ -61,17 +61,18 @@ def checklist(results: Results, series: Sequence[Series]) -> list[Checked]:
     bases |= dict.fromkeys(f"{each.factor}={each.value(each.base):g} at {absolute(each.base)}"
                            for each in over)  # fmt: skip
     num_ratios = counted(len(ratios), "ratio")
-    relative = f"{num_ratios} relative to {listed(bases, 3)}"
-    base: Verdict = True, f"{relative}; the baseline runs the same parallel program"
+    ratios_and_baselines = f"{num_ratios} relative to {listed(bases, 3)}"
+    base: Verdict = True, f"{ratios_and_baselines}; each baseline runs the same parallel program"
     if cited := [curve for curve in compared if curve.row.origin != "measured"]:
+        tables = counted(len(cited), "cited table")
         base = False, (
-            f"{relative}; {counted(len(cited), 'cited table')} did not say whether the baseline is "
-            "the serial program or one rank of the parallel program"
+            f"{ratios_and_baselines}; {tables} did not say whether the baseline is the serial "
+            "program or one rank of the parallel program"
         )  # fmt: skip
     known = sum(map(bool, ratios))
     means = (
-        f"each rate of {counted(len(measured), 'point')} is work / median time, each cost uses the "
-        "arithmetic mean, and no rate is averaged"
+        f"at {counted(len(measured), 'point')}, each rate is work / median time, each cost uses "
+        "the arithmetic mean, and no rate is averaged"
     )
     no_ratio: Verdict = None, "no ratio is given"
     verdicts: list[tuple[str, Verdict]] = [
@@ -83,15 +84,20 @@ def checklist(results: Results, series: Sequence[Series]) -> list[Checked]:
         ),
         (
             "Do not average ratios",
-            (True, f"{num_ratios}, each computed from two summarised rates; no ratio is averaged")
+            (True, f"{num_ratios}, each computed from the summarised rates of two points; no "
+                "ratio is averaged")
             if ratios else no_ratio,
         ),
         (
             "Give an interval for each value that varies",
-            _share(measured, lambda p: p.rate_interval, "{} had a 95 % interval over launches",
+            _share(measured, lambda p: p.rate_interval, "{points} had a 95 % interval over "
+                "launches",
                    "nothing was measured here"),
         ),
-        ("Check that noise is normal before assuming it", _normality(series, bool(measured))),
+        (
+            "Check that noise is normally distributed before assuming so",
+            _normality(series, bool(measured)),
+        ),
         (
             "Compare by intervals or tests, not bare numbers",
             (known == len(ratios), f"{known} of {num_ratios} had an interval that includes the "
@@ -102,8 +108,8 @@ def checklist(results: Results, series: Sequence[Series]) -> list[Checked]:
             _share(
                 [point for point in measured if point.mean_over_median is not None],
                 lambda p: abs((p.mean_over_median or 1) - 1) <= NOTABLE,
-                f"the mean step lies within {100 * NOTABLE:.0f} % of the median at {{}}; the "
-                "shortest and the longest step are kept as well", "no steps were timed here",
+                f"the mean step lies within {100 * NOTABLE:.0f} % of the median at {{points}}; "
+                "the shortest and the longest step are kept as well", "no steps were timed here",
             ),
         ),
         ("Record all factors and the whole setup", _setup(results, measured)),
@@ -113,8 +119,9 @@ def checklist(results: Results, series: Sequence[Series]) -> list[Checked]:
             _share(
                 [point for point in measured if point.rows[0].study in TRAINING],
                 lambda p: p.mfu is not None,
-                "the figures draw ideal scaling; " * any(c.row.study in LADDERS for c in compared)
-                + "the peak of the device is known at {}", "no training step was measured here",
+                "the peak of the device is known at {points}"
+                + "; ideal scaling is drawn" * any(c.row.study in LADDERS for c in compared),
+                "no training step was measured here",
             ),
         ),
         (
@@ -137,11 +144,11 @@ def twelve_panel(results: Results, series: Sequence[Series]) -> Panel:
     """Return the checklist as a panel of the report."""
     rules = checklist(results, series)
     held, broken = (sum(rule.state == state for rule in rules) for state in ("held", "not held"))
-    text = f"{held} held, {broken} not held"
+    text, num_others = f"{held} held, {broken} not held", len(rules) - held - broken
     lead = (
-        "Hoefler and Belli's rules for reporting the performance of parallel computers (SC15, doi "
-        "10.1145/2807591.2807644) in our words, each with the evidence of these results. State of "
-        f"the rules: {text}, {len(rules) - held - broken} do not apply."
+        "These are Hoefler and Belli's rules for reporting the performance of parallel computers "
+        "(SC15, doi 10.1145/2807591.2807644) in our words, with evidence from these results. "
+        f"Rules held: {held}; rules not held: {broken}; rules that do not apply: {num_others}."
     )
     rows = [
         [f"{each.number}. {each.rule}", f"{MARKS[each.state]} {each.state}", each.evidence]
@@ -158,7 +165,8 @@ def _share(
     if not points:
         return None, empty
     count = sum(bool(holds(point)) for point in points)
-    return count == len(points), text.format(f"{count} of {counted(len(points), 'point')}")
+    share = f"{count} of {counted(len(points), 'point')}"
+    return count == len(points), text.format(points=share)
 
 
 def _left_out(results: Results) -> Verdict:
@@ -167,9 +175,11 @@ def _left_out(results: Results) -> Verdict:
     unexplained = facts.gaps(results, lambda gap: not gap.is_explained)
     lost = [*(what for what, _, _ in unexplained), *map(str, results.unread)]
     if lost:
-        return False, f"{counted(len(lost), 'gap')} without a reason; the first is {lost[0]}"
+        num_gaps, first = counted(len(lost), "gap"), lost[0]
+        return False, f"{num_gaps} without a reason; the first is {first}"
     if gaps := facts.gaps(results):
-        return True, f"{counted(len(gaps), 'gap')}, each with its reason under Not measured"
+        num_gaps = counted(len(gaps), "gap")
+        return True, f"{num_gaps}, each with its reason under Not measured"
     return True, "every planned case was measured"
 
 
@@ -193,14 +203,14 @@ def _normality(series: Sequence[Series], is_measured: bool) -> Verdict:
     count = counted(len(values), "launch")
     if len(values) < FEWEST_VALUES:
         return False, (
-            f"normality is assumed for the logarithms of rates: {count} of points with 3 or more "
-            "launches are too few to check it"
+            "the logarithms of rates are assumed to be normally distributed, because "
+            f"{count} of points with 3 or more launches are too few to check"
         )
     statistic = anderson_darling(values)
     sign = "below" if statistic < CRITICAL else "above"
     return statistic < CRITICAL, (
-        f"checked for the logarithms of the rates of {count}: the Anderson-Darling statistic, "
-        f"{statistic:.2f}, is {sign} its critical value at 5 %, {CRITICAL}"
+        f"the logarithms of the rates of {count} were checked: the Anderson-Darling statistic "
+        f"{statistic:.2f} is {sign} its critical value {CRITICAL} at 5 %"
     )
 
 
@@ -228,14 +238,12 @@ def _setup(results: Results, measured: Sequence[Point]) -> Verdict:
     if not (launches or runs):
         return False, "cited tables describe the setup only as far as their source does"
     full = sum(all(launch.provenance.get(name) for name in SETUP) for launch in launches)
+    num_launches, num_runs = counted(len(launches), "launch"), counted(len(runs), "training run")
     complete = (
-        f"{full} of {counted(len(launches), 'launch')} recorded versions, devices, ranks and "
-        "environment; each case's name has its factors"
+        f"{full} of {num_launches} recorded versions, devices, ranks and environment; the name of "
+        "each case has its factors"
     )
-    partial = (
-        f"{counted(len(runs), 'training run')} recorded options and device, but neither versions "
-        "nor environment"
-    )
+    partial = f"{num_runs} recorded options and device, but neither versions nor environment"
     text = "; ".join([*[complete] * bool(launches), *[partial] * bool(runs)])
     return full == len(launches) and not runs, text
 
@@ -249,15 +257,15 @@ def _timing(measured: Sequence[Point]) -> Verdict:
     share = f"{len(timed)} of {counted(len(rows), 'point')}"
     texts = []
     if timed:
-        units = dict.fromkeys("epoch" if row.training else "round" for row in timed)
+        unit = " or ".join(dict.fromkeys("epoch" if row.training else "round" for row in timed))
         texts.append(
-            f"in {share}, each {' or '.join(units)} was timed from a barrier to one device "
-            "synchronisation at its end, on the slowest rank"
+            f"at {share}, each {unit} was timed on the slowest rank, from a barrier to one device "
+            "synchronisation at its end"
         )
     if count := sum(bool(row.program) for row in rows):
         texts.append(
-            f"the time of {counted(count, 'point')} of programs is one that the program printed, "
-            "or that of the whole run"
+            f"at {counted(count, 'point')} of programs, the program printed the time, or the whole "
+            "run was timed"
         )
     return len(timed) == len(rows), "; ".join(texts) or f"{share} timed here"
 
@@ -286,12 +294,17 @@ def _lines(
         for pair in pairwise(values):
             if pair[1] > widest * pair[0]:
                 small, large = (f"{value:g}" if noun else size_of(value) for value in pair)
-                return False, f"a line joins {small} and {large}{noun}: {label}"
+                sizes_apart = f"{small} and {large}{noun}"
+                return False, f"the line of {label} joins {sizes_apart}, which are too far apart"
     texts = ["the figures show launches and intervals"] if drawn and measured else []
     if drawn:
         count = counted(len(drawn), "curve")
-        texts.append(f"lines of {count} join sizes at most a factor of {WIDEST_STEP:g} apart")
+        texts.append(
+            f"lines of {count} join sizes that differ at most by a factor of {WIDEST_STEP:g}"
+        )
     if swept:
         count = counted(len(swept), "collective")
-        texts.append(f"lines of {count} join messages at most a factor of {WIDEST_SWEEP:g} apart")
+        texts.append(
+            f"lines of {count} join messages that differ at most by a factor of {WIDEST_SWEEP:g}"
+        )
     return True, "; ".join(texts)

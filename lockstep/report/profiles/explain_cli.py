@@ -36,8 +36,8 @@ def explain(
 
     PROFILES are traces of torch.profiler (.json, .json.gz), Nsight Systems (`nsys export --type
     sqlite`, `nsys stats --format csv`) or Nsight Compute (`ncu --csv --page raw`), and
-    lockstep-explain.json, which lockstep.explain writes. A profiler slows what it sees: use its
-    shares, not its times.
+    lockstep-explain.json, which lockstep.explain writes. A profiler slows the program, so trust
+    its shares and not its times.
 
     \b
     Examples:
@@ -66,7 +66,7 @@ def explain(
     elif profiled:
         blocks.append(step_shares.verdict(profiled))
     elif columns:
-        blocks.append(["Pass --against CARD to see what changed between two cards."])
+        blocks.append(["To see what changed, pass a second lockstep-explain.json with --against."])
     blocks += [[busy, SUMS] for each in every if (busy := step_shares.busy(each))]
     for profile in every:
         blocks += [_kernels(profile)] if profile.kernels else []
@@ -79,9 +79,8 @@ def _read(path: Path) -> Profile:
     """Read a profile, or a card of `lockstep.explain`, whose other causes become parts."""
     if path.is_dir():
         raise ValueError(
-            f"{path} is a folder, but lockstep explain reads files: a profile, or "
-            "lockstep-explain.json, which lockstep.explain writes in a script; lockstep report "
-            f"{path} and lockstep check {path} read a folder of results"
+            f"{path} is a folder, but lockstep explain reads a profile or lockstep-explain.json; "
+            f"if it is a folder of results, run lockstep report {path} or lockstep check {path}"
         )
     if path.suffix != ".json" or b'"bound"' not in files.content(path)[:4096]:
         return read(path)
@@ -91,7 +90,7 @@ def _read(path: Path) -> Profile:
         step_s, compute_s = float(bound["step_s"]), float(bound["compute_s"])
     except (KeyError, TypeError) as error:
         raise ValueError(
-            f"{path}: this is no record of lockstep.explain: {error} is missing"
+            f"{path}: the file is no valid lockstep-explain.json; key {error} is missing or wrong"
         ) from error
     exposed_s, input_s = (max(seconds.pop(cause, 0.0), 0.0) for cause in ("exposed", "input"))
     compute_s += sum(max(seconds.pop(cause, 0.0), 0.0) for cause in ("fixed", "ddp"))
@@ -122,7 +121,7 @@ def _table(columns: Sequence[tuple[str, Phases]]) -> list[str]:
 
 
 def _differences(first: Phases, second: Phases) -> list[str]:
-    lines = ["each phase, first -> second profile:"]
+    lines = ["time of each phase, first -> second profile:"]
     sides = [
         (title, getattr(first, name), getattr(second, name))
         for name, title in {"step_s": "step", **ROWS}.items()
@@ -138,7 +137,7 @@ def _differences(first: Phases, second: Phases) -> list[str]:
                 f"  {title:<30}{ms(before):>12} -> {ms(after):>9}  "
                 f"{number((after - before) * MILLI):>8} ms  {change}"
             )
-    end = "One launch per side gives no interval; lockstep compare of two ladders gives one."
+    end = "Two profiles give no interval of the change; lockstep compare of two ladders gives one."
     return [*lines, end]
 
 

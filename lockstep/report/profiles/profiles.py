@@ -122,11 +122,11 @@ def read(path: Path) -> Profile:
         return _from_csv(path, content.decode("utf-8", errors="replace"))
     except KeyError as error:
         raise ValueError(
-            f"{path}: the profile is damaged, or of another version: it has no {error}"
+            f"{path}: the profile is damaged or of another version, because key {error} is missing"
         ) from error
     except (TypeError, AttributeError, EOFError, OSError, sqlite3.Error) as error:
         raise ValueError(
-            f"{path}: the profile is damaged, or of another version: {error}"
+            f"{path}: the profile is damaged or of another version: {error}"
         ) from error
     except ValueError as error:
         text = str(error)

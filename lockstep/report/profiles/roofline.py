@@ -62,19 +62,20 @@ def roofline(profile: Profile, device_name: str | None = None) -> Roofline:
         )
     device = hardware.find(name)
     if device is None or device.memory_gb_per_s is None:
-        raise ValueError(f"No roofline: Lockstep knows no datasheet with the peaks of {name}.")
+        raise ValueError(f"No roofline: Lockstep does not know the datasheet peaks of {name}.")
     bytes_per_s = device.memory_gb_per_s * GIGA
     found = [_place(kernel, device.peak_flop_per_s, bytes_per_s) for kernel in profile.kernels]
     places = [place for place in found if place]
     if not places:
         raise ValueError(
-            f"No roofline: {file} has no kernel with both its bytes of device memory and its FLOP "
-            "in a precision with a known peak; record with ncu --set full, and export with "
+            f"No roofline: no kernel of {file} has counts of device memory bytes and of FLOP in a "
+            "precision with a known peak; record with ncu --set full, and export with "
             "--page raw."
         )
     note = f"Sources of the peaks: {device.source}; {device.board_source}."
     if missing := len(found) - len(places):
-        note += f" The figure omits {counted(missing, 'kernel')} without FLOP, bytes or known peak."
+        kernels = counted(missing, "kernel")
+        note += f" The figure omits {kernels} without known FLOP, bytes or peak."
     return Roofline(
         f"Roofline of {device.name}, {number(bytes_per_s / GIGA)} GB/s",
         {each.precision: device.peak_flop_per_s[each.precision] for each in places},

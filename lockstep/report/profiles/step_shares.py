@@ -61,20 +61,20 @@ def parts(columns: Sequence[Phases]) -> list[str]:
 
 def verdict(columns: Sequence[Titled]) -> list[str]:
     """Return the bottleneck of the slowest column's step, and what to try."""
-    where, each = max(columns, key=lambda column: column[1].step_s)
+    profile, each = max(columns, key=lambda column: column[1].step_s)
     name = max(BOUNDS, key=lambda field: getattr(each, field))
     share = getattr(each, name) / each.step_s
     if share < LITTLE:
         kept = percent(each.compute_s / each.step_s)
-        return [f"Little is lost: {kept} % of a step of {ms(each.step_s)} is compute ({where})."]
+        return [f"Little is lost: {kept} % of a step of {ms(each.step_s)} is compute ({profile})."]
     kind, todo = BOUNDS[name]
-    start = f"{kind.capitalize()}-bound" if share >= BOUND else f"The largest loss is {kind}"
-    steps = counted(each.num_steps, "step")
+    loss = f"{kind.capitalize()}-bound" if share >= BOUND else f"The largest loss is {kind}"
+    steps, phase = counted(each.num_steps, "step"), ROWS[name]
     return [
-        f"{start}: {percent(share)} % of a step of {ms(each.step_s)} is {ROWS[name]} ({where}).",
+        f"{loss}: {percent(share)} % of a step of {ms(each.step_s)} is {phase} ({profile}).",
         f"next      {todo}",
-        f"trust     these numbers are from {steps}, slowed by the profiler, and have no interval; "
-        "lockstep.explain gives one",
+        f"trust     the numbers are of {steps} that the profiler slowed, and have no interval; "
+        "lockstep.explain gives an interval",
     ]
 
 

@@ -26,10 +26,14 @@ def draw(profiles: Sequence[Profile], to: Path) -> None:
     from matplotlib.figure import Figure
 
     if to.suffix not in ENDINGS:
-        raise ValueError(f"{to}: a timeline ends in {', '.join(ENDINGS)}")
+        endings = ", ".join(ENDINGS)
+        raise ValueError(f"{to}: the name of a timeline file must end in one of {endings}")
     drawn = [(each, each.step) for each in profiles if each.step]
     if not drawn:
-        raise ValueError("no file has the spans of a step; give a trace, or nsys's sqlite export")
+        raise ValueError(
+            "no profile has the start and end of a step's parts; give a trace of torch.profiler, "
+            "or a file of nsys export --type sqlite"
+        )
     titles = [title(each) for each, _ in drawn]
     if len(set(titles)) < len(titles):
         titles = [each.path.name for each, _ in drawn]

@@ -30,10 +30,11 @@ def export() -> None:
 @FOLDER
 @click.option("--to", metavar="URI", help="sqlite:///PATH or http://SERVER [mlflow.db beside DIR].")
 def mlflow(folder: Path, to: str | None) -> int:
-    """Write the runs of FOLDER into MLflow: a campaign is an experiment, a launch a run.
+    """Write the runs of FOLDER into MLflow.
 
-    A training run is a run, too. A second export adds only new results. A server's token is
-    read from LOCKSTEP_TRACKER_KEY, or MLflow's own variables.
+    A campaign becomes an experiment; each launch and each training run becomes a run. A second
+    export adds only new results. The server's token is read from LOCKSTEP_TRACKER_KEY, or from
+    MLflow's own variables.
 
     \b
     Examples:
@@ -47,7 +48,7 @@ def mlflow(folder: Path, to: str | None) -> int:
 @FOLDER
 @click.option("--to", metavar="URL", required=True, help="Address of the HTTP interface.")
 def http(folder: Path, to: str) -> int:
-    """Send the runs of FOLDER to a plain HTTP interface, each once.
+    """Send each run of FOLDER once to a plain HTTP interface.
 
     `python -m pydoc lockstep.report.tracker.stores` describes its four requests. The
     key for the header X-API-Key is read from LOCKSTEP_TRACKER_KEY.
@@ -58,9 +59,9 @@ def http(folder: Path, to: str) -> int:
 @export.command()
 @FOLDER
 def again(folder: Path) -> int:
-    """Send missing results to the tracker of FOLDER: after an outage, or while jobs run.
+    """Send missing results to the tracker of FOLDER, after an outage or while jobs run.
 
-    The tracker is the one of the site file's table [tracker], or the one used before.
+    The tracker is that of the table [tracker] in the site file, or else the tracker used before.
 
     \b
     Example:
@@ -120,7 +121,9 @@ def write_event_files(runs: "Iterable[Run]", folder: Path) -> Iterator[Path]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise RuntimeError(f"{error}; install it beside torch: pip install tensorboard") from None
+        raise RuntimeError(
+            f"{error}; install tensorboard beside torch: pip install tensorboard"
+        ) from None
     from lockstep.report.tracker.tracked import metric_name
 
     for run in runs:

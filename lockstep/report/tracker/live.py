@@ -90,7 +90,9 @@ class Sender:
             return Sent(uri, "late")
         if code:
             return Sent(
-                uri, "broken", why=f"the process ended with exit code {code}; see {self._log}"
+                uri,
+                "broken",
+                why=f"the sending process ended with exit code {code}; see {self._log}",
             )
         return self._last_answer()[1] or Sent(uri, "late")
 

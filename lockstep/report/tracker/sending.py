@@ -18,7 +18,7 @@ from typing import Any
 
 from lockstep.core import files, locks
 from lockstep.core.files import write_atomically
-from lockstep.core.formats import counted
+from lockstep.core.formats import capital, counted
 from lockstep.report.tracker import stores, tracked
 from lockstep.report.tracker.runs import read_runs
 from lockstep.report.tracker.stores import HttpStore, Kind, MlflowStore, NotSentError
@@ -224,11 +224,11 @@ SENTENCES: dict[Kind, str] = {
     "refused": "the tracker {uri} rejected {refused} ({why})",
     "busy": "nothing was sent to the tracker {uri} now: {why}",
     "unwritable": (
-        "nothing was sent to the tracker {uri}, since its confirmations cannot be "
+        "nothing was sent to the tracker {uri}, because its confirmations cannot be "
         "written to disk ({why})"
     ),
     "unreadable": "nothing was sent to the tracker {uri}: {why}",
-    "broken": "the process that sends to the tracker {uri} failed: {why}",
+    "broken": "results could not be sent to the tracker {uri}: {why}",
     "late": "the tracker {uri} did not accept the results in time",
 }
 
@@ -238,12 +238,13 @@ def lines(sent: Sent, folder: Path) -> list[str]:
     if sent.kind == "sent":
         new = "nothing is new"
         if sent.num_new:
-            what = f"{counted(sent.num_metrics, 'metric')}, {counted(sent.num_artifacts, 'file')}"
-            new = f"{sent.num_new} new or changed ({what} sent)"
+            metrics = counted(sent.num_metrics, "metric")
+            num_files = counted(sent.num_artifacts, "file")
+            new = f"{sent.num_new} new or changed ({metrics} and {num_files} sent)"
         end = f"Tracker {sent.uri} has {counted(sent.num_runs, 'run')}; {new}."
     else:
         refused = counted(sent.num_refused, "run") if sent.num_refused else "the results"
         why = SENTENCES[sent.kind].format(uri=sent.uri, why=sent.why, refused=refused)
-        todo = f"lockstep export again {shlex.quote(str(folder))}"
-        end = f"{why[0].upper()}{why[1:]}; no result is lost: {todo} sends the rest."
+        command, why = f"lockstep export again {shlex.quote(str(folder))}", capital(why)
+        end = f"{why}; no result is lost: {command} sends the rest."
     return [*(f"Left out: {why}" for why in sent.unread), end]

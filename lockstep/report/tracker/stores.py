@@ -76,8 +76,8 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         address = rest[-1]
         raise NotSentError(
             "refused",
-            f"the server redirects {req.get_method()} {req.full_url} to {address}; give that "
-            "address",
+            f"the server redirects requests for {req.full_url} to {address}; set the tracker's uri "
+            "to the new address",
         )
 
 
@@ -103,7 +103,7 @@ class HttpStore:
             path = self._path(self._routes.run, entry)
             answer = self._request("POST", path, payload, f"{run.key} run")
             if not isinstance(answer, dict) or not isinstance(answer.get("run_id"), str | int):
-                raise NotSentError("refused", f"the server answers POST {path} without a run_id")
+                raise NotSentError("refused", f"the server's answer to POST {path} has no run_id")
             entry.id = str(answer["run_id"])
         if entry.pending:
             metrics = [Metric(*values) for values in entry.pending]
@@ -160,7 +160,7 @@ class HttpStore:
         try:
             return json.loads(text or b"null")
         except ValueError:
-            why = f"the server answers {method} {path} with something other than JSON"
+            why = f"the server's answer to {method} {path} is not JSON"
             raise NotSentError("refused", why) from None
 
 
@@ -188,7 +188,7 @@ def prepare(key: str | None, timeout_s: float) -> None:
     try:
         import mlflow  # noqa: F401
     except ImportError as error:
-        why = f"{error}; install it in this environment: pip install '/path/to/checkout[tracker]'"
+        why = f"{error}; install MLflow here: pip install '/path/to/checkout[tracker]'"
         raise NotSentError("refused", why) from None
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -132,7 +132,7 @@ def milliseconds(moment: str) -> int:
 def _address(text: str) -> str:
     if not text.isprintable() or " " in text:
         raise ValueError(
-            "this is not the address of a tracker; write sqlite:///PATH or http://SERVER"
+            "a tracker's address must not have spaces; write sqlite:///PATH or http://SERVER"
         )
     parts = urlsplit(text)
     if parts.scheme not in ("sqlite", "http", "https"):
@@ -150,7 +150,8 @@ def _route(text: str, info: ValidationInfo) -> str:
     is_known = set(names) <= {"experiment", "id"} and ("id" in names) == (info.field_name != "run")
     if not text.startswith("/") or not is_known or set("{} ?#") & set(re.sub(r"\{.*?\}", "", text)):
         raise ValueError(
-            "a route begins with / and may contain {experiment}; all but run must contain {id}"
+            "a route must begin with / and may contain {experiment}; every route except run must "
+            "contain {id}"
         )
     return text
 
@@ -204,7 +205,7 @@ class Tracker(inputs.Table):
     @model_validator(mode="after")
     def _is_served(self) -> Self:
         if self.kind == "http" and not (self.uri or "").startswith("http"):
-            raise ValueError("a tracker of kind http needs uri, the server's address")
+            raise ValueError("a tracker of kind http needs the server's address as its uri")
         return self
 
 

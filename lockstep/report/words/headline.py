@@ -27,13 +27,13 @@ Kind = Literal["good", "below", "open", "alone", "blocked"]
 TIMES = "\u00d7"
 # A clause on the milliseconds that are lost to a cause.
 PHRASES: dict[Cause, str] = {
-    "exposed": "{time} are spent waiting for communication",
-    "imbalance": "{time} are spent waiting for slow ranks",
-    "input": "{time} are spent waiting for input",
-    "fixed": "{time} are a fixed cost of each step",
-    "contention": "{time} are lost because ranks share a machine",
-    "own": "{time} are work that more ranks do not shorten",
-    "ddp": "{time} are DDP's own work",
+    "exposed": "{milliseconds} are spent waiting for communication",
+    "imbalance": "{milliseconds} are spent waiting for slow ranks",
+    "input": "{milliseconds} are spent waiting for input",
+    "fixed": "{milliseconds} are a fixed cost of each step",
+    "contention": "{milliseconds} are lost because ranks share a machine",
+    "own": "{milliseconds} are compute time that more ranks do not shorten",
+    "ddp": "{milliseconds} are DDP's own work",
 }
 
 
@@ -75,21 +75,25 @@ class Headline:
         """How far the series scales."""
         base, point = counted(self.series.baseline, self.series.noun), self.point
         if self.kind == "alone":
-            return f"no size above the baseline was measured: {parts.baseline_text(self.series)}"
+            return f"no size above the baseline, {parts.baseline_text(self.series)}, was measured"
         size, interval = counted(point.world_size, self.series.noun), point.efficiency_interval
         named = " efficiency" if self.kind == "good" else ""
         span = percent_span(interval) if interval else no_interval(point, self.series.base)
         achieved = f"{percent(point.parallel_efficiency)} %{named}, {span}"
         verb = "gives" if point.world_size == 1 else "give"
-        text = f"{verb} {gain(point)} {parts.rate_text(self.series.base, base)} ({achieved})"
+        speedup = f"{gain(point)} {parts.rate_text(self.series.base, base)} ({achieved})"
         is_slower = point.speedup_interval and point.speedup_interval[1] < 1
-        text = f"{size} are slower than {base} and {text}" if is_slower else f"{size} {text}"
+        text = f"{size} {verb} {speedup}"
+        if is_slower:
+            text = f"{size} are slower than {base} and give {speedup}"
         if self.kind == "good":
             return text
         goal = f"{100 * self.threshold:.0f} % efficiency"
         best = "at best " if point.speedup >= 1 else ""
-        reaches = "reaches" if self.kind == "below" else "is shown to reach"
-        return f"no size {reaches} {goal}: {best}{text}"
+        none = f"no size reaches {goal}"
+        if self.kind == "open":
+            none = f"no size is shown to reach {goal}"
+        return f"{none}: {best}{text}"
 
     @property
     def loses(self) -> str:
@@ -109,15 +113,18 @@ class Headline:
         why = self.why
         if why is None or self.loss_point is self.series.base:
             return ""
-        cause = self.cause(_span(why.named[0])) if why.named else "no cause is shown"
-        longer = f"a step takes {parts.ms(why.loss.step_s)} ms, {_span(why.loss)} longer than"
-        lost = f"{longer} the ideal step; {cause}"
+        cause = (
+            self.cause(_span(why.named[0])) if why.named else "the cause of this loss is not shown"
+        )
+        step_ms, lost_ms = parts.ms(why.loss.step_s), _span(why.loss)
+        lost = f"a step takes {step_ms} ms, {lost_ms} longer than the ideal step; {cause}"
         if why.kind == "little":
             lost = "little is lost"
         elif why.kind == "open" and why.loss.seconds <= 0:
             lost = "no loss against the baseline is shown"
         if part := why.as_baseline:
-            lost += f"; {PHRASES[part.cause].format(time=_span(part))}, at the baseline as well"
+            phrase = PHRASES[part.cause].format(milliseconds=_span(part))
+            lost += f"; {phrase}, at the baseline as well"
         return lost
 
     def cause(self, time: str) -> str:
@@ -126,7 +133,7 @@ class Headline:
         if self.why.kind != "named":
             return "little is lost" if self.why.kind == "little" else "no cause shown"
         cause, culprits = self.why.named[0].cause, verdict_card.culprits(self.loss_point)
-        return PHRASES[cause].format(time=time) + culprits.get(cause, "")
+        return PHRASES[cause].format(milliseconds=time) + culprits.get(cause, "")
 
     @property
     def trust(self) -> str:
@@ -178,7 +185,7 @@ def entry(
 def verdict(series: Series, threshold: float) -> str:
     """Return how far a series scales, or that an error of the check forbids a verdict."""
     if any(point.blocked_by for point in series.points):
-        return "an error of lockstep check blocks the verdict"
+        return "there is no verdict, because lockstep check found an error"
     return judge(series, threshold).gives
 
 
@@ -227,7 +234,7 @@ def choices(series: Series, threshold: float) -> list[Choice]:
     cheap = max(points, key=lambda point: (point.parallel_efficiency, point.world_size))
     fast = max(points, key=lambda point: (point.rate, -point.world_size))
     good, unshown = series.good(threshold), series.unshown(threshold)
-    lacking = "each larger size is shown to be less efficient"
+    lacking = "no size above the baseline reaches this efficiency"
     if unshown:
         lacking = f"{series.launches_to_show(threshold)} would show it"
     return [

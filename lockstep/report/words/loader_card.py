@@ -24,14 +24,17 @@ PLACES = {
 # Factors of the study that are no options of a DataLoader.
 NOT_OPTIONS = ("dataset", "cache")
 VERDICTS: dict[Kind, str] = {
-    "keeps-up": "The loader keeps up: {waits}.",
-    "waits": "Input-bound: the loader is too slow; at best {waits}.",
-    "open": "It is not shown whether the loader keeps up; at best {waits}.",
+    "keeps-up": "The loader keeps up: {percent} % of a step waits for the loader with {setting}.",
+    "waits": "Input-bound: the loader is too slow; at best {percent} % of a step waits for the "
+    "loader with {setting}.",
+    "open": "It is not shown whether the loader keeps up; at best {percent} % of a step waits for "
+    "the loader with {setting}.",
 }
 # Kind -> the next action; empty for the best setting.
 NEXT: dict[Kind, str] = {
     "keeps-up": "",
-    "waits": "use more cores and workers per rank, cheaper decoding, or data stored as it is used",
+    "waits": "use more cores and workers per rank, cheaper decoding, or data stored already "
+    "decoded",
     "open": "measure more launches: lockstep run --name loader --studies loader --repeats 5",
 }
 
@@ -95,7 +98,7 @@ def card(series: Sequence[Series]) -> list[str]:
     if loading is None:
         return []
     best = loading.settings[0]
-    waits = f"{percent(best.idle)} % of a step waits for the loader with {_text(best)}"
+    verdict = VERDICTS[loading.kind].format(percent=percent(best.idle), setting=_text(best))
     rows = []
     for setting in loading.settings:
         span = percent_span(setting.interval) if setting.interval else no_interval(setting.point)
@@ -105,9 +108,9 @@ def card(series: Sequence[Series]) -> list[str]:
     todo = NEXT[loading.kind] or f"give your DataLoader {_options(best)}"
     ranks = counted(best.point.world_size, "rank")
     return [
-        VERDICTS[loading.kind].format(waits=waits), *rows, f"next      {todo}",
-        f"trust     the step is that of a small model, and {ranks} load at once; a larger model "
-        "may need fewer images per second",
+        verdict, *rows, f"next      {todo}",
+        f"trust     the step trains a small model, and {ranks} load at the same time; a larger "
+        "model may need fewer images per second",
     ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Results, Row
 
 NOT_RECORDED = (
-    "Basis: the data that a step read is not recorded, so the numbers may be an upper bound."
+    "Basis: it is not recorded which data a step read, so the numbers may be an upper bound."
 )
 BOUND = (
     "Throughput and efficiency are an upper bound for production, which also reads and decodes "
@@ -35,19 +35,21 @@ def timing(results: Results, points: Sequence[Point]) -> list[str]:
     warm_ups = [launch.facts.get("warmup_rounds") for launch in results.launches]
     counts = [n for n in warm_ups if isinstance(n, int) and n > 0]
     is_warm = counts and len(counts) == len(warm_ups)
-    warm = f" Warm-up is not timed (rounds: {span_of(counts)})." if is_warm else ""
+    warm_up_rounds = span_of(counts) if is_warm else ""
+    warm = f" Warm-up is not timed (rounds: {warm_up_rounds})." if is_warm else ""
     is_ordered = results.campaign.get("launches") and launches != "1"
     order = " The launches of all sizes ran in random order." if is_ordered else ""
-    run = "runs" if steps == "1" else "run"
+    of_round, of_case = f"{steps} {_noun(steps, 'step')}", f"{rounds} {_noun(rounds, 'round')}"
+    of_point = f"{launches} {_noun(launches, 'launch')}"
     return [
-        f"The measurement has timers around the main loop (Lockstep {version}). A round is an "
-        f"untimed barrier, then {steps} {_noun(steps, 'step')} that {run} freely and one device "
-        "synchronisation, read from a monotonic clock. Each rank keeps its own time, and a round "
+        f"Lockstep {version} measured with timers around the main loop and a monotonic clock. A "
+        f"round follows an untimed barrier. It has {of_round} without synchronisation with the "
+        "host, and ends with one device synchronisation. Each rank keeps its own time, and a round "
         "lasts as long as its slowest rank. Start-up, data generation and checks are not timed."
         f"{warm}",
-        f"A launch is a new process group and has {rounds} timed {_noun(rounds, 'round')} of each "
-        f"case; a point has {launches} {_noun(launches, 'launch')}.{order} A step time is the "
-        "median over a launch's rounds, then over launches.",
+        f"A launch is a new process group and times {of_case} of each case. A point has "
+        f"{of_point}.{order} A step time is the median over the rounds of a launch, and then the "
+        "median over launches.",
     ]
 
 
@@ -74,19 +76,19 @@ def basis(bases: Sequence[Basis | None], precisions: Iterable[str | None] = ()) 
     known = list(dict.fromkeys(filter(None, bases)))
     if not known:
         return NOT_RECORDED
-    words = "; ".join(map(_contents, known))
+    contents = "; ".join(map(_contents, known))
     if named := listed(dict.fromkeys(filter(None, precisions))):
-        words += f"; precision {named}"
+        contents += f"; precision {named}"
     if any(basis.is_bound for basis in known):
-        return f"Basis: whole training step excluding I/O ({words}). {BOUND}"
+        return f"Basis: whole training step excluding I/O ({contents}). {BOUND}"
     if any(basis.is_bound is None for basis in known):
-        return f"Basis: {words}."
-    return f"Basis: whole application including input ({words})."
+        return f"Basis: {contents}."
+    return f"Basis: whole application including input ({contents})."
 
 
 def _contents(basis: Basis) -> str:
     if basis == Basis():
-        return "a step of the user's own; nothing else is recorded about it"
+        return "a step of the user's own code, about which nothing more is recorded"
     timed = {None: "", True: "input timed", False: "input not timed"}[basis.times_input]
     optimizer = f"optimizer {basis.optimizer}" if basis.optimizer else ""
     data = f"{basis.data} data" if basis.data else "data that the workload generates"
@@ -130,7 +132,8 @@ def _machine(results: Results, rows: Sequence[Row]) -> list[str]:
     digests = filter(None, (each.provenance.get("image_sha256") for each in results.launches))
     images = dict.fromkeys(str(digest)[:12] for digest in digests)  # 12 letters identify an image
     image = f"image {listed(images, 2)}" if images else "no image"
+    devices = listed(results.device_names, 3) or "unknown devices"
     return [
-        f"Machine: {listed(results.device_names, 3) or 'unknown devices'}, {nodes(rows)}, {image}; "
-        "whether others shared the nodes is not recorded."
+        f"Machine: {devices}, {nodes(rows)}, {image}. It is not recorded whether other jobs shared "
+        "the nodes."
     ]

@@ -16,17 +16,19 @@ from lockstep.report.words.verdict_card import Judged
 
 UNMEASURED = "No case has a result: fix the reasons listed under Not measured, and run again."
 CITED_ALONE = "Measure the same points on the machine you will use; cited numbers are no evidence."
-RECORDED_ALONE = "Measure your own machine with lockstep run; it needs the extra [bench] (torch)."
-ON_GPUS = "Run the same campaign on the machine you will train on: the suite works on this one."
+RECORDED_ALONE = (
+    "Measure your own machine with lockstep run. It needs the extra [bench] with torch."
+)
+ON_GPUS = "The suite works on this machine. Run the same campaign on the machine you will train on."
 OWN_ON_GPUS = "Then measure the test on the machine you will train on."
 THEN_ON_GPUS = "Then run the same campaign on the machine you will train on."
 UNEXPLAINED = (
-    "Pass the model in DDP to lockstep.measure (ddp=model): the report then says what a step "
-    "loses, and to which rank."
+    "Pass the DDP model to lockstep.measure as ddp=model. The report then says how much time a "
+    "step loses, and to which rank."
 )
 MORE_SEEDS = (
-    f"Train every setting with at least {WANTED_LAUNCHES} seeds: without them the accuracy has no "
-    "interval, or a wide one."
+    f"Train every setting with at least {WANTED_LAUNCHES} seeds. With fewer seeds the accuracy has "
+    "no interval, or a wide one."
 )
 TRAINED = "Change a setting, train again, and compare both trainings with lockstep compare."
 
@@ -54,7 +56,7 @@ def next_step(
         return MORE_SEEDS if seeds < WANTED_LAUNCHES else TRAINED
     if flagged := next((p.flags[0] for p in points if p.flags), None):
         return (
-            "Remove the causes of the flags and measure those points again. The first flag: "
+            "Remove the causes of the flags and measure the flagged points again. The first flag: "
             f"{flagged}."
         )
     if first := _more_launches(measured) or _of_own_tests(measured, threshold, judged):
@@ -101,13 +103,13 @@ def _undecided(measured: Sequence[Series], threshold: float) -> str:
         good, unshown = curve.good(threshold), curve.unshown(threshold)
         # Between a good size and a bad size, the end of the ladder is known well enough.
         if unshown and not (good and len(good) + len(unshown) < len(curve.above)):
-            size, interval = unshown[0].world_size, unshown[0].efficiency_interval
+            size, interval = counted(unshown[0].world_size, "rank"), unshown[0].efficiency_interval
             why = no_interval(unshown[0], curve.base)
             span = f"{percent_span(interval)} %" if interval else why
+            more_launches, goal = curve.launches_to_show(threshold), f"{100 * threshold:.0f} %"
             return (
-                f"Measure {curve.launches_to_show(threshold)}: it is not shown "
-                f"whether {counted(size, 'rank')} reach "
-                f"{100 * threshold:.0f} % efficiency in {name_of(curve)} ({span})."
+                f"Measure {more_launches}: it is not shown whether {size} reach {goal} efficiency "
+                f"in {name_of(curve)} ({span})."
             )
     return ""
 
@@ -119,23 +121,24 @@ def _after_ladders(measured: Sequence[Series], threshold: float, judged: Judged 
         return "Measure at least three world sizes, so that scaling can be judged."
     falling = [curve for curve in ladders if _falls(curve, threshold)]
     if not falling:
-        size = min(curve.points[-1].world_size for curve in ladders)
+        size = counted(min(curve.points[-1].world_size for curve in ladders), "rank")
         worst = min(ladders, key=lambda curve: curve.points[-1].parallel_efficiency)
+        efficiency = percent(worst.points[-1].parallel_efficiency)
         return (
-            f"Measure more than {counted(size, 'rank')}: {name_of(worst)} still has "
-            f"{percent(worst.points[-1].parallel_efficiency)} % efficiency there."
+            f"Measure more than {size}: the largest size of {name_of(worst)} still has "
+            f"{efficiency} % efficiency."
         )
     if judged and judged.advice and _falls(judged.series, threshold):
         return f"For {judged.title}: {judged.advice}."
-    text = (
+    studies = listed(dict.fromkeys(curve.row.study for curve in falling))
+    advice = (
         f"Use the sizes named above: no larger size is shown to reach {100 * threshold:.0f} % "
-        f"efficiency in {listed(dict.fromkeys(curve.row.study for curve in falling))} scaling"
+        f"efficiency in {studies} scaling."
     )
     if kept := [curve for curve in ladders if curve not in falling]:
-        size = max(curve.points[-1].world_size for curve in kept)
-        verb = "is" if len(kept) == 1 else "are"
-        return f"{text}. At {size} ranks {listed(map(name_of, kept), 3)} {verb} still good."
-    return f"{text}."
+        size, names = max(curve.points[-1].world_size for curve in kept), map(name_of, kept)
+        advice += f" At {size} ranks, the efficiency of {listed(names, 3)} is still good."
+    return advice
 
 
 def _falls(series: Series, threshold: float) -> bool:

@@ -24,7 +24,7 @@ from lockstep.report.words.headline import TIMES, entry
 from lockstep.report.words.lines import numbers
 from lockstep.report.words.names import factors_text
 
-BLOCKED = "there is no verdict, because an error of lockstep check blocks it"
+BLOCKED = "there is no verdict, because lockstep check found an error"
 # Studies that measure settings of one step.
 STUDIES = [name for name in NAMES if name not in (*LADDERS, *WITHOUT_RANKING)]
 VERDICTS: dict[PlaceKind, str] = {
@@ -69,12 +69,14 @@ def rate_headlines(series: Sequence[Series], threshold: float) -> list[dict[str,
         kind = "good"
         if not good:
             kind = "open" if any(point.reaches(threshold) is None for point in above) else "below"
-            text = f"{100 * threshold:.0f} % efficiency; at best {text}"
-            text = f"no value {'is shown to reach' if kind == 'open' else 'reaches'} {text}"
+            goal = f"{100 * threshold:.0f} % efficiency; at best {text}"
+            text = f"no value reaches {goal}"
+            if kind == "open":
+                text = f"no value is shown to reach {goal}"
         if ladder.is_blocked:
             kind, text = "blocked", BLOCKED
         fewest = min(point.num_launches for point in ladder.points)
-        trust = f"trust: at least {counted(fewest, 'launch')} per value"
+        trust = f"trust: each value has at least {counted(fewest, 'launch')}"
         made.append(entry(f"Scaling over {factor}", ladder.label, kind, text, trust))
     return made
 
@@ -185,14 +187,16 @@ def _headline(ranking: Ranking) -> str:
     text = f"No setting has a valid point {where}."
     if ranking.places:
         first = ranking.places[0]
-        best = "Fastest as measured" if _unsure(ranking) else "Best"
+        fastest = "Fastest as measured" if _unsure(ranking) else "Fastest"
+        best = fastest if _unsure(ranking) else "Best"
+        condition = ""
         if ranking.study not in STUDIES:  # a user's values may change the work of a step
-            best = f"Fastest{' as measured' * _unsure(ranking)}, if all settings do the same work,"
+            best, condition = fastest, ", if all settings do the same work"
         if first.kind != "best":
-            best = "Only one setting was measured"
+            best, condition = "Only one setting was measured", ""
         rate, interval = f"{number(first.point.rate)} {ranking.unit}/s", first.point.rate_interval
         rate += f" ({span(interval)})" if interval else ""
-        text = f"{best} {where}: {factors_text(first.factors)}, {rate}."
+        text = f"{best} {where}{condition}: {factors_text(first.factors)}, {rate}."
     others = {
         f"{VERDICTS['not_shown_slower']} with it": _of_kind(ranking, "not_shown_slower"),
         VERDICTS["too_noisy"]: _of_kind(ranking, "too_noisy"),

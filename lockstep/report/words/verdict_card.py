@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from lockstep.core.formats import counted, number, percent
+from lockstep.core.formats import capital, counted, number, percent
 from lockstep.core.studies import LADDERS
 from lockstep.measure.causes.bound import NAMES, Bound, Cause, Kind
 from lockstep.measure.causes.card import (
@@ -25,16 +25,16 @@ from lockstep.report.page.parts import MILLI, ms, ms_span, sound
 # Most of the user's own tests that are judged, and most that are printed in full.
 MOST_JUDGED, MOST_CARDS = 20, 4
 ADVICE: dict[Cause, str] = {
-    "exposed": "try a larger batch per rank, and the bucket sizes",
+    "exposed": "try a larger batch per rank, or another bucket_cap_mb",
     "imbalance": "look at the slow rank's device and clocks, and at other processes on its host",
     "input": "try more loader workers, pinned memory and prefetching",
-    "fixed": "a fixed cost does not shrink with the batch: try a larger batch per rank, "
-    "torch.compile or a CUDA graph",
-    "contention": "ranks wait for cores, or compute longer than a rank of the baseline does. They "
-    "share cores, caches, memory bandwidth or power with each other or with other processes",
-    "own": "each rank computes longer than its share of the baseline: its batch is too small to "
-    "fill the device, or ranks share cores and memory bandwidth",
-    "ddp": "DDP's own work takes as long at every size: try a larger batch per rank",
+    "fixed": "try a larger batch per rank, torch.compile or a CUDA graph, because a fixed cost "
+    "does not shrink with the batch",
+    "contention": "use a quiet machine or fewer ranks per host, because ranks share cores, caches, "
+    "memory bandwidth or power with each other or with other processes",
+    "own": "try a larger batch per rank, because a small batch may not fill the device, or use "
+    "fewer ranks per host, because ranks may share cores and memory bandwidth",
+    "ddp": "try a larger batch per rank, because DDP's own work takes as long at every size",
 }
 
 
@@ -59,7 +59,7 @@ class Judged:
         slow_rank, todo = slow_text(slowest) if slowest else "", self._next() if has_next else {}
         lines = card(self.bound, hosts if same else (), todo, slow_rank, self._latest())
         if self.bound.kind == "open" and any(line.startswith(" ") for line in lines):
-            noisy = "  the noise hides which cause takes the lost time"
+            noisy = "  the launches are too noisy to show the cause of the lost time"
             return [lines[0], noisy, *(line for line in lines[1:] if not line.startswith(" "))]
         return lines
 
@@ -139,20 +139,19 @@ def why_short(series: Series, point: Point, why: Reason | None) -> str | None:
     if why is None or why.kind != "named":
         return None
     lost, size = why.loss, counted(point.world_size, "rank")
-    times = [number(seconds * MILLI) for seconds in (lost.step_s, lost.step_s - lost.seconds)]
+    step_ms, ideal_ms = number(lost.step_s * MILLI), number((lost.step_s - lost.seconds) * MILLI)
     who = culprits(point)
-    unknown = no_interval(point, series.base)
-    first, *others = (
-        f"{ms(part.seconds)} ms ({ms_span(part.interval) if part.interval else unknown}) are lost "
-        f"to {NAMES[part.cause]}{who.get(part.cause, '')}"
-        for part in why.named
-    )
-    beside = f"; also {' and '.join(others)}" if others else ""
-    cause = why.named[0].cause
-    advice = f"look at {LATE_NEXT}" if cause == "input" and cause in who else ADVICE[cause]
+    losses = []
+    for part in why.named:
+        span = ms_span(part.interval) if part.interval else no_interval(point, series.base)
+        cause = f"{NAMES[part.cause]}{who.get(part.cause, '')}"
+        losses.append(f"{ms(part.seconds)} ms ({span}) are lost to {cause}")
+    lost_to, first = " and ".join(losses), why.named[0].cause
+    is_late = first == "input" and first in who
+    advice = capital(f"look at {LATE_NEXT}" if is_late else ADVICE[first])
     return (
-        f"{series.label} on {size}: a step takes {times[0]} ms instead of the ideal {times[1]} ms; "
-        f"{first}: {advice}{beside}."
+        f"{series.label} on {size}: a step takes {step_ms} ms instead of the ideal {ideal_ms} ms; "
+        f"{lost_to}. {advice}."
     )
 
 
