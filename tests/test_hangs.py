@@ -39,7 +39,8 @@ def test_a_case_that_has_taken_the_ranks_limits_away_is_ended_by_the_driver(impa
     assert ended.codes == [1]
     said = ended.ends("fail")["test_b_breaks"]
     assert re.search(
-        r"^crashed: \S+::test_b_breaks\S+ did not end within 30 s, and rank 0 still ran$", said
+        r"^crashed: the case \S+::test_b_breaks\S+ did not end within 30 s, and rank 0 still ran$",
+        said,
     )
     assert ended.measured == ["test_a_before", "test_c_after"]
     assert ended.num_left == 0
@@ -51,8 +52,8 @@ def test_a_thread_that_outlives_a_launch_of_one_rank_costs_no_case_and_is_report
     ended = run(impatient, "linger")
     assert (ended.codes, len(ended.measured), ended.num_left) == ([0], 3, 0)
     assert re.search(
-        r"^w1-r0 is complete, but ended with an error: rank 0 on \S+ \(cpu\) did not end within "
-        r"9 s after its last case, because a thread or exit handler still runs; ",
+        r"^Launch w1-r0 is complete, but ended with an error: rank 0 on \S+ \(cpu\) did not end "
+        r"within 9 s after its last case, because a thread or exit handler still runs; ",
         ended.said,
         re.MULTILINE,
     )
@@ -111,6 +112,6 @@ def test_ranks_that_no_driver_watches_end_and_name_who_is_at_fault(
 def test_a_rank_that_ends_the_session_says_why(fault, says, tmp_path):
     ended = ladder(tmp_path, fault)
     # A case that was in flight fails with these words; before one, the launch's end is explained.
-    reasons = ["w2-r0 is not complete: " + says, "^crashed: " + says]
+    reasons = ["Launch w2-r0 is not complete: " + says, "^crashed: " + says]
     told = "\n".join([ended.said, *ended.ends("fail").values()])
     assert re.search("|".join(reasons), told, re.MULTILINE), told

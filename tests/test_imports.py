@@ -423,7 +423,7 @@ def test_a_single_epoch_is_kept_apart_and_flagged(tmp_path):
     path = csv_file(tmp_path / "e.csv", head + "7,1,1,10,10,5000\n")
     imported = read([path, JOBS[0]])
     assert len(imported.tables) == 2
-    assert any("only epoch of this run is" in warning for warning in imported.warnings)
+    assert any("run has only one epoch" in warning for warning in imported.warnings)
 
 
 def test_a_log_with_a_broken_time_names_the_job(tmp_path):

@@ -334,9 +334,9 @@ def test_a_campaign_measured_again_ends_with_what_changed_since(killed):
     assert {path.relative_to(aside): seen for path, seen in held.items()} == {
         path.relative_to(folder): seen for path, seen in before.items()
     }
-    head, _, section = ended.stdout.partition("Changes since last time (lockstep compare ")
+    head, _, section = ended.stdout.partition("as printed by lockstep compare ")
     assert head.strip()
-    command, _, text = section.partition("):\n\n")
+    command, _, text = section.partition(":\n\n")
     sides = [killed[0] / side for side in command.split()]
     compared = commands.lockstep("compare", *sides).stdout.strip()
     table = [line for line in compared.splitlines() if "strong" in line]
@@ -344,7 +344,7 @@ def test_a_campaign_measured_again_ends_with_what_changed_since(killed):
     assert [line for line in text.splitlines() if "strong" in line] == table
     # What only adds repeats has nothing to be compared with.
     more = run(killed[0], "--world-sizes", "1", "--repeats", "2")
-    assert (more.returncode, "Changes since last time" in more.stdout) == (0, False)
+    assert (more.returncode, "Changes since the last measurement" in more.stdout) == (0, False)
     assert "w1-r1: 1 case measured, 10 need more ranks, done" in more.stderr
 
 
@@ -383,7 +383,7 @@ def test_a_launch_is_measured_again_by_its_name(tmp_path):
     rungs = Ladder(campaign(), tmp_path / "mine")
     for name in ("w1-r0", "w2-r0"):
         Journal(rungs.results.journal(name)).close()
-    with pytest.raises(ValueError, match=r"no launch w9-r0; its launches are w1-r0, w2-r0"):
+    with pytest.raises(ValueError, match=r"no launch w9-r0; the folder holds w1-r0, w2-r0"):
         rungs.choose_replaced(["w9-r0"], replace=False)
     rungs.claim()
     rungs.set_aside(rungs.choose_replaced(["w2-r0"], replace=False))

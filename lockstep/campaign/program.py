@@ -60,7 +60,7 @@ _LACKS: dict[Lack, str] = {
     "no-key": "the last JSON line that the program wrote lacks the key",
     "no-number": "the value is not a finite number",
     "no-file": "the file does not exist",
-    "old-file": "the run did not write the file, because the file is older than the run",
+    "old-file": "the file is older than the run, so the file does not come from the run",
     "not-positive": "the value is 0 or less, so no speed-up can be computed",
 }
 

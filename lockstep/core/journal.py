@@ -112,7 +112,7 @@ class Journal:
         content = _line(entry, self._attempt)
         if self._size_bytes + len(content) > LIMIT_BYTES:
             limit_mib = LIMIT_BYTES // files.MIB
-            text = f"the journal has reached {limit_mib} MiB; continue in another results folder"
+            text = f"the journal would exceed {limit_mib} MiB; continue in another results folder"
             raise OSError(errno.EFBIG, text)
         self._put(content)
         self._content += content

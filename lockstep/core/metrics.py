@@ -19,7 +19,9 @@ def slowest_rank(rank_round_s: Sequence[Sequence[float]]) -> list[float]:
     lengths = {len(rounds) for rounds in rank_round_s}
     if len(lengths) != 1 or 0 in lengths:
         counts = sorted(lengths)
-        raise ValueError(f"the ranks must have equal numbers of rounds, but have {counts}")
+        raise ValueError(
+            f"every rank must have the same number of rounds, but the ranks have {counts}"
+        )
     return list(rank_round_s[0]) if len(rank_round_s) == 1 else list(map(max, *rank_round_s))
 
 

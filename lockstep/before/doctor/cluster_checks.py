@@ -366,7 +366,7 @@ def time_limit(subject: Subject) -> Finding:
         return ok(f"time in the site file is {site.time}; the partition has no time limit")
     if parse_limit(site.time) > parse_limit(chosen.max_time):
         action = f'set time in the site file to "{chosen.max_time}" or less'
-        text = f"time is {site.time}, but partition {chosen.name} allows at most {chosen.max_time}"
+        text = f"partition {chosen.name} allows {chosen.max_time}, but time is {site.time}"
         return missing(text, action)
     text = f"time in the site file is {site.time}; the partition allows up to {chosen.max_time}"
     return ok(text)
@@ -395,10 +395,12 @@ def account(subject: Subject) -> Finding:
         action = action if usable else "remove qos from the site file"
         return missing(f"account {wanted} may not use QOS {site.qos}", action)
     if chosen and chosen.accounts and wanted not in chosen.accounts:
-        action = f"set account in the site file to one of {listed(chosen.accounts)}"
+        allowed = listed(chosen.accounts)
+        action = f"set account in the site file to one of {allowed}"
         return missing(f"account {wanted} may not use partition {chosen.name}", action)
     if chosen and chosen.qos and site.qos and site.qos not in chosen.qos:
-        action = f"set qos in the site file to one of {listed(chosen.qos)}"
+        allowed = listed(chosen.qos)
+        action = f"set qos in the site file to one of {allowed}"
         return missing(f"QOS {site.qos} may not use partition {chosen.name}", action)
     qos = f"QOS {site.qos}" if site.qos else "the default QOS"
     return ok(f"jobs use account {wanted} and {qos}")
@@ -417,7 +419,7 @@ def job_limits(subject: Subject) -> Finding:
             )
             most = clock(limit.value)
             action = f'set time in the site file to "{most}" or less, or choose another qos'
-            text = f"time is {site.time} and exceeds the limit {limit.text}, so {outcome}"
+            text = f"time is {site.time}, but the limit is {limit.text}, so {outcome}"
             return missing(text, action)
     texts = [limit.text for limit in limits]
     return ok(texts[0], *texts[1:]) if texts else ok("your account and QOS set no limits")
@@ -472,7 +474,8 @@ def nodes(subject: Subject) -> Finding:
     for name in named_interfaces(subject):
         lacking = [row[0] for row in rows if not any(link.startswith(name) for link in row[2:])]
         if lacking:
-            text = f"the interface {name} of the site file is missing on {', '.join(lacking)}"
+            names = ", ".join(lacking)
+            text = f"the interface {name} of the site file is missing on {names}"
             action = "set interface in the site file to a network interface that every node has"
             return missing(text, action, *details)
     if num_nodes < wanted:

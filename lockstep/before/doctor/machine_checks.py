@@ -338,11 +338,13 @@ def interface(subject: Subject) -> Finding:
     present = ", ".join(here) or "only the loopback interface"
     absent = [n for n in named if not any(name.startswith(n) for name in [*here, "lo"])]
     if absent:
-        text = f"this machine lacks {', '.join(absent)} of the site file, and has {present}"
+        names = ", ".join(absent)
+        text = f"the site file names the interfaces {names}, but this machine has {present}"
         action = "correct interface in the site file, or check the nodes with --slurm"
         return warning(text, action)
     if named:
-        return ok(f"this machine has {', '.join(named)}, as the site file says")
+        names = ", ".join(named)
+        return ok(f"this machine has the interfaces {names}, which the site file names")
     if here and here[0].startswith(FAST):
         return ok(f'this machine has {present}; set interface = "{here[0]}" in the site file')
     return ok(f"this machine has {present}")

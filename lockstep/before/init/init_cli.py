@@ -39,9 +39,10 @@ def init(folder: Path, site: str | None, *, force: bool, dry_run: bool) -> None:
         return
     existing = [str(folder / name) for name in texts if (folder / name).exists()]
     if existing and not force:
+        paths = " and ".join(existing)
         exist = "already exists" if len(existing) == 1 else "already exist"
         raise ValueError(
-            f"{' and '.join(existing)} {exist}; give --force to replace existing files, or "
+            f"{paths} {exist}; give --force to replace existing files, or "
             "--dry-run to print the new text"
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,6 +63,6 @@ def _next(folder: Path, texts: Mapping[str, str]) -> str:
         )
     keys = re.findall(rf'^(\w+) = "{FILL_IN}', texts["site.toml"], re.MULTILINE)
     if keys:
-        empty = ", ".join(keys)
-        return f"Next: fill in {empty} in {site}, then run lockstep doctor --site {site}"
+        names = ", ".join(keys)
+        return f"Next: fill in {names} in {site}, then run lockstep doctor --site {site}"
     return f"Next: lockstep doctor --site {site}\n      lockstep plan {campaign} --site {site}"
