@@ -57,7 +57,7 @@ Lack = Literal["no-match", "no-json", "no-key", "no-number", "no-file", "old-fil
 _LACKS: dict[Lack, str] = {
     "no-match": "the regular expression matches nothing that the program wrote",
     "no-json": "the program wrote no line of JSON",
-    "no-key": "the last JSON line that the program wrote lacks the key",
+    "no-key": "the JSON that the program wrote does not contain the key",
     "no-number": "the value is not a finite number",
     "no-file": "the file does not exist",
     "old-file": "the file is older than the run, so the file does not come from the run",

@@ -356,16 +356,20 @@ def _make_launches(
                 send(0)
 
         for launch in missing:
-            now_s, num_left = time.monotonic(), counted(len(missing) - len(outcomes), "launch")
+            now_s, launches_left = time.monotonic(), counted(len(missing) - len(outcomes), "launch")
             if missed := ladder.find_missed(launch):
                 ladder.leave_out({each.world_size for each in missing[len(outcomes) :]})
-                return outcomes, f"The ladder ends, and {num_left} did not start: {missed}.", True
+                return (
+                    outcomes,
+                    f"The ladder ends, and {launches_left} did not start: {missed}.",
+                    True,
+                )
             if now_s - begun_s + longest_s > limit_s:
-                return outcomes, f"The time limit is reached; {num_left} did not start.", False
+                return outcomes, f"The time limit is reached; {launches_left} did not start.", False
             failures = [_failure(outcome) for outcome in outcomes]
             if len(failures) == 2 and failures[0] and failures[0] == failures[1]:
                 stop = (
-                    f"The first two launches failed in the same way; {num_left} did not start. "
+                    f"The first two launches failed in the same way; {launches_left} did not start. "
                     "Correct the cause, then run the same command again."
                 )
                 return outcomes, stop, False

@@ -436,7 +436,7 @@ def page(screening: Screening) -> str:
         slow = dict.fromkeys(finding.row.nodes[-1] for finding in screening.findings)
         slow_nodes = ",".join(slow)
         lines.append(
-            f"To run jobs without the slow nodes, give --exclude={slow_nodes} to sbatch or srun"
+            f"To run jobs without the slow nodes, give sbatch or srun --exclude={slow_nodes}"
         )
     lines += [f"{UNCOMPARED[probe]}." for probe in screening.uncompared]
     steps = f"{counted(screening.steps, 'step')} of at most {screening.promised_steps}"
