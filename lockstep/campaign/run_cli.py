@@ -239,9 +239,9 @@ def measure(
             )
         ladder.claim()
         if dropped := [launch["name"] for launch in ladder.results.dropped(chosen, left_out)]:
-            launches = listed(dropped, 4)
+            dropped_launches = listed(dropped, 4)
             _say(
-                f"The campaign no longer contains {launches}, because repeats or world sizes were "
+                f"The campaign no longer contains {dropped_launches}, because repeats or world sizes were "
                 "lowered. lockstep check warns of such launches."
             )
         goes_on = "run the same command to measure the missing cases"
@@ -369,8 +369,8 @@ def _make_launches(
             failures = [_failure(outcome) for outcome in outcomes]
             if len(failures) == 2 and failures[0] and failures[0] == failures[1]:
                 stop = (
-                    f"The first two launches failed in the same way; {launches_left} did not start. "
-                    "Correct the cause, then run the same command again."
+                    f"The first two launches failed in the same way; {launches_left} did not start."
+                    " Correct the cause, then run the same command again."
                 )
                 return outcomes, stop, False
             view.begin(launch)
