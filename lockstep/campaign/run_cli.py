@@ -241,8 +241,8 @@ def measure(
         if dropped := [launch["name"] for launch in ladder.results.dropped(chosen, left_out)]:
             dropped_launches = listed(dropped, 4)
             _say(
-                f"The campaign no longer contains {dropped_launches}, because repeats or world sizes were "
-                "lowered. lockstep check warns of such launches."
+                f"The campaign no longer contains {dropped_launches}, because repeats or world "
+                "sizes were lowered. lockstep check warns of such launches."
             )
         goes_on = "run the same command to measure the missing cases"
         if replace:
