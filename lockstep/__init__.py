@@ -31,8 +31,10 @@ def __getattr__(name: str) -> Any:
         try:
             from lockstep.measure.explain import explain
         except ModuleNotFoundError as error:
-            lacks = f"lockstep.explain needs the package {error.name}, which this Python lacks"
-            raise ImportError(f"{lacks}; pip install '/path/to/checkout[bench]'") from None
+            raise ImportError(
+                f"lockstep.explain needs the package {error.name}, which is not installed; run "
+                "pip install '/path/to/checkout[bench]'"
+            ) from None
         return explain
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

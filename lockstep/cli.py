@@ -42,7 +42,7 @@ GROUPS = {
         "status": ("slurm.status.status_cli",
             "Show the progress of a campaign's jobs, and collect their results."),
         "resume": ("slurm.submit.submit_cli",
-            "Submit what a campaign's jobs have not measured yet."),
+            "Submit the launches of a campaign that are not measured yet."),
         "cancel": ("slurm.status.status_cli", "Cancel a campaign's jobs that have not ended."),
         "slurm": ("cli", "Show any Slurm job: jobs, nodes, why, eff, top, shell, serve."),
     },
@@ -60,7 +60,7 @@ GROUPS = {
         "export": ("report.tracker.export_cli",
             "Export results to MLflow, TensorBoard or another program."),
         "bundle": ("report.bundle.bundle_cli",
-            "Pack results, their page and how to reproduce them."),
+            "Pack results, their page and instructions to reproduce them."),
     },
 }  # fmt: skip
 # Commands of two words, whose first word is a command as well.
@@ -78,7 +78,7 @@ SECOND_WORDS = {
 ANY_JOB = {
     "jobs": ("slurm.any_job.any_job_cli", "Show all your Slurm jobs."),
     "nodes": ("slurm.any_job.any_job_cli",
-        "Show each node's state and jobs, or why it is drained."),
+        "Show the state and jobs of each node, or why a node is drained."),
     "why": ("slurm.any_job.any_job_cli",
         "Show why a job waits, when it may start, or how it ended."),
     "eff": ("slurm.any_job.any_job_cli", "Show how well a job used its CPUs, memory and time "
@@ -93,10 +93,10 @@ COMMANDS = {name: facts for group in GROUPS.values() for name, facts in group.it
 
 # Mistaken command -> what to use instead.
 MEANT = {
-    "measure": "in a test with the fixture lockstep, call lockstep.measure(step, samples=N, "
-    "ddp=ddp), then run lockstep run --tests FOLDER",
-    "read": "in Python, call lockstep.read(FOLDER); lockstep report FOLDER --csv prints the same "
-    "table",
+    "measure": "call lockstep.measure(step, samples=N, ddp=ddp) in a test with the fixture "
+    "lockstep, then run lockstep run --tests FOLDER",
+    "read": "call lockstep.read(FOLDER) in Python, or print the same table with lockstep report "
+    "FOLDER --csv",
     **{name: f"use lockstep slurm {name}" for name in ANY_JOB},
     **{two.partition(" ")[2]: f"use lockstep {two}" for two in SECOND_WORDS},
 }
@@ -171,12 +171,12 @@ def lockstep(*, verbose: bool) -> None:
 
     \b
     Examples:
-      lockstep run                      the built-in campaign, on this machine
-      lockstep run --dry-run            the launches that run would start
-      lockstep report results/laptop    the page of its results
+      lockstep run                     # measure the built-in campaign on this machine
+      lockstep run --dry-run           # print the launches without starting them
+      lockstep report results/laptop   # make the report of the results
       lockstep import table.csv --to results/published
-      lockstep init                     on a cluster: files for its Slurm, then doctor and submit
-      lockstep --verbose plan campaign.toml   with Slurm's own message, if it fails
+      lockstep init                    # write a site file and a campaign file for a cluster
+      lockstep --verbose plan campaign.toml   # also print the message of a failed Slurm command
     """
     if verbose:
         os.environ["LOCKSTEP_VERBOSE"] = "1"

@@ -39,7 +39,8 @@ def test_a_case_that_has_taken_the_ranks_limits_away_is_ended_by_the_driver(impa
     assert ended.codes == [1]
     said = ended.ends("fail")["test_b_breaks"]
     assert re.search(
-        r"^crashed: \S+::test_b_breaks\S+ did not end within 30 s, and rank 0 still ran$", said
+        r"^crashed: the case \S+::test_b_breaks\S+ did not end within 30 s, and rank 0 still ran$",
+        said,
     )
     assert ended.measured == ["test_a_before", "test_c_after"]
     assert ended.num_left == 0
@@ -81,6 +82,6 @@ def test_a_rank_that_ends_the_session_says_why(tmp_path):
     ended = ladder(tmp_path, "exit")
     says = r"rank 1 on \S+: ended the session: Exit: no licence here"
     # A case that was in flight fails with these words; before one, the launch's end is explained.
-    reasons = ["w2-r0 is not complete: " + says, "^crashed: " + says]
+    reasons = ["Launch w2-r0 is not complete: " + says, "^crashed: " + says]
     told = "\n".join([ended.said, *ended.ends("fail").values()])
     assert re.search("|".join(reasons), told, re.MULTILINE), told

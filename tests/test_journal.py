@@ -316,7 +316,7 @@ def test_a_journal_grows_no_larger_than_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "LIMIT_BYTES", LIMIT)
     kept = Journal(tmp_path / "journal.jsonl")
     kept.append(launch(*"abcdef"))
-    with pytest.raises(OSError, match="a journal must stay below 0 MiB; continue in another fold"):
+    with pytest.raises(OSError, match="the journal would exceed 0 MiB; continue in another"):
         for name in "abcdef":
             kept.append(case(name) | {"more": "y" * (LIMIT // 4)})
     kept.close()

@@ -296,7 +296,7 @@ def test_a_launch_is_measured_again_by_its_name(tmp_path):
     rungs = Ladder(campaign(), tmp_path / "mine")
     for name in ("w1-r0", "w2-r0"):
         Journal(rungs.results.journal(name)).close()
-    with pytest.raises(ValueError, match=r"no launch w9-r0; its launches are w1-r0, w2-r0"):
+    with pytest.raises(ValueError, match=r"no launch w9-r0; the folder holds w1-r0, w2-r0"):
         rungs.choose_replaced(["w9-r0"], replace=False)
     rungs.claim()
     rungs.set_aside(rungs.choose_replaced(["w2-r0"], replace=False))

@@ -112,7 +112,7 @@ def test_the_tasks_of_an_srun_meet_on_the_first_node(hosts, first):
 
 def test_one_process_alone_is_told_what_to_start():
     assert find_rank({}) is None
-    with pytest.raises(ValueError, match="start it with srun --ntasks-per-node"):
+    with pytest.raises(ValueError, match="start lockstep screen with srun --ntasks-per-node"):
         find_rank({"SLURM_JOB_ID": "7", "SLURM_NNODES": "4"})
     with pytest.raises(ValueError, match="one rank cannot be compared"):
         num_repeats(1, None)

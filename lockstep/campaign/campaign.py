@@ -86,20 +86,20 @@ class Stage(Table):
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$",
-        description="name of the stage, of letters, digits, '.', '_' and '-'; its Slurm job is "
-        "called CAMPAIGN-NAME",
+        description="name of the stage, made of letters, digits, '.', '_' and '-'; the stage's "
+        "Slurm job is called CAMPAIGN-NAME",
     )
     command: Annotated[str, Field(min_length=1), AfterValidator(_check_shell)] = Field(
-        description="shell lines that each task runs, in the site's image or environment; "
-        "$LOCKSTEP_RESULTS is the results folder"
+        description="shell lines that each task runs in the site's image or environment; "
+        "the variable LOCKSTEP_RESULTS holds the path of the results folder"
     )
     when: Literal["before", "after"] = key(
         "run the stage before or after the measuring jobs", default="before"
     )
     dependency: Literal["afterok", "afternotok", "afterany", "after", "singleton"] = key(
         "when the later job begins: once the earlier job has succeeded (afterok), ended "
-        "(afterany), begun (after) or failed (afternotok), or once no job of the same name is left "
-        "(singleton)",
+        "(afterany), begun (after) or failed (afternotok), or once no job of the same name runs "
+        "or waits (singleton)",
         default="afterok",
     )
     time: Duration | None = key(
@@ -148,20 +148,20 @@ class Jobs(Table):
         default="ladder",
     )
     share_job: StrictBool = key(
-        "run all repeats in one job; they then do not count as independent",
+        "run all repeats in one job; such repeats do not count as independent",
         default=False,
     )
     is_machine: StrictBool = key(
-        "set this with share_job if the results describe only this job's nodes; its repeats then "
-        "count as independent",
+        "count the repeats of a shared job as independent; the results then describe only the "
+        "nodes of this job",
         default=False,
     )
     max_running: Count | None = key(
-        "largest number of array elements that run at once; by default all"
+        "largest number of array elements that run at once; by default all run at once"
     )
     chain: Annotated[StrictInt, Field(ge=1, le=MAX_CHAIN)] = key(
-        "number of jobs in a chain; each job continues the previous job if that reached its time "
-        "limit or was preempted",
+        "number of jobs in a chain; each job continues the previous job if the previous job "
+        "reached its time limit or was preempted",
         default=1,
     )
     time: Duration | None = key(
@@ -179,8 +179,8 @@ class Jobs(Table):
         default=False,
     )
     min_all_reduce_gb_per_s: Floor | None = key(
-        "lowest bus bandwidth (busbw) with which the screening passes, measured by an all-reduce "
-        "of the largest message (64 MiB on GPUs, 4 MiB on CPUs) over all ranks"
+        "lowest bus bandwidth (busbw) that passes the screening; an all-reduce over all ranks "
+        "measures the bandwidth with 64 MiB on GPUs and 4 MiB on CPUs"
     )
     collect: StrictBool = key(
         "collect the results and write the report in a job after all other jobs", default=False
@@ -228,14 +228,14 @@ class Campaign(Table):
     schema_version: inputs.SchemaVersion
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
-        description="name of the campaign and its results folder, of letters, digits, '.', '_' and "
-        "'-'",
+        description="name of the campaign and its results folder, made of letters, digits, '.', "
+        "'_' and '-'",
     )
     studies: tuple[StudyName, ...] = key(
         'studies to measure; "command" measures a program of your own', default=()
     )
     tests: tuple[str, ...] = key(
-        "files or folders of your own tests that use the fixture lockstep; set either this or "
+        "files or folders of your own tests that use the fixture lockstep; set either tests or "
         "studies",
         default=(),
     )
@@ -245,7 +245,7 @@ class Campaign(Table):
     repeats: Count = key("number of times that each world size is launched", default=3)
     seed: Seed = key("random seed of the data, the parameters and the order of launches", default=0)
     order_seed: Seed | None = key(
-        "random seed of the order of cases; by default each launch draws its own"
+        "random seed of the order of cases; by default each launch draws its own seed"
     )
     size: Literal["smoke", "laptop", "node", "cluster"] = Field(
         description="how much to measure: smoke (the least), laptop, node or cluster (the most)"
@@ -280,14 +280,14 @@ class Campaign(Table):
         "measure world sizes in rising order, and stop after the first whose parallel efficiency "
         "is below this value"
     )
-    command: Command | None = key('the program that studies = ["command"] measures')
+    command: Command | None = key('program to measure with studies = ["command"]')
     factors: dict[str, tuple[Value, ...]] = key(
-        "values of factors that replace those of the study, such as bucket_cap_mb = [1, 5, 10]",
+        "values of factors, instead of the values of the study: bucket_cap_mb = [1, 5, 10]",
         default={},
     )
     jobs: Jobs = key("how the campaign's launches are divided into Slurm jobs", default=Jobs())
     doi: str | None = key(
-        "DOI reserved for the results, such as 10.5281/zenodo.1234567; it may be added later",
+        "DOI reserved for the results, such as 10.5281/zenodo.1234567; you may set doi later",
         pattern=inputs.DOI,
     )
 
@@ -364,10 +364,10 @@ class Campaign(Table):
             counts["cases"] = self.num_cases()
         number = math.prod(counts.values())
         if number > MAX_LAUNCHES:
-            product_of = " x ".join(f"{count:,} {name}" for name, count in counts.items())
+            factors = " x ".join(f"{count:,} {name}" for name, count in counts.items())
             raise ValueError(
-                f"{product_of} make {number:,} launches, but the limit is {MAX_LAUNCHES:,}; lower "
-                "repeats, or divide the campaign into several"
+                f"the campaign has {number:,} launches ({factors}), but the limit is "
+                f"{MAX_LAUNCHES:,}; lower repeats, or divide the campaign into several"
             )
         return self
 

@@ -58,15 +58,15 @@ class Metric(Table):
     )
     regex: Pattern | None = key(
         "regular expression with a group (...) around the number; the last match in the output "
-        "counts"
+        "is used"
     )
     json_path: str | None = key(
-        "keys, joined by dots, that lead to the number in the last line of output that is JSON",
+        "keys of the number in the last JSON line of the output, joined by dots: results.time",
         alias="json",
         min_length=1,
     )
     file: str | None = key(
-        "file from which the number is read, instead of from the output", min_length=1
+        "file that holds the number; by default the number is read from the output", min_length=1
     )
     better: Literal["higher", "lower"] | None = key(
         "whether higher or lower values are better; by default lower for a time, higher for any "
@@ -84,7 +84,9 @@ class Metric(Table):
                 f"metric {self.name!r} needs either regex or json; give exactly one of them"
             )
         if self.regex is not None and not re.compile(self.regex).groups:
-            raise ValueError(f"the regex of {self.name!r} has no group (...) around its number")
+            raise ValueError(
+                f"the regex of metric {self.name!r} has no group (...) around its number"
+            )
         if self.curve and self.regex is None:
             raise ValueError(f"metric {self.name!r} has curve = true, which needs regex; set regex")
         if self.name == WALL:
@@ -96,10 +98,11 @@ class Metric(Table):
         if self.primary and not (
             (is_time and self.is_lower_better) or (is_rate and not self.is_lower_better)
         ):
+            times = ", ".join(TIMES_S)
             raise ValueError(
-                f"the primary metric {self.name!r} has the unit {self.unit}, from which no "
-                f'speed-up follows; use a time ({", ".join(TIMES_S)}) with better = "lower", or '
-                'a rate such as rows/s with better = "higher"'
+                f"the primary metric {self.name!r} with the unit {self.unit} gives no speed-up; "
+                f'use a unit of time ({times}) with better = "lower", or a rate such as rows/s '
+                'with better = "higher"'
             )
         return self
 
@@ -123,8 +126,8 @@ class Command(Table):
     )
     launcher: Launcher | None = key(
         "program that starts the ranks: srun, mpirun, or alone if the command line starts {ranks} "
-        "ranks itself; by default srun under Slurm, else mpirun if it is installed and two ranks "
-        "or more are measured, else alone"
+        "ranks itself. The default is srun under Slurm. Elsewhere it is mpirun if mpirun is "
+        "installed and two or more ranks are measured, otherwise alone"
     )
     launcher_options: tuple[str, ...] = key(
         "further options of the launcher, such as --mpi=pmix", default=()
@@ -134,7 +137,7 @@ class Command(Table):
         default="strong",
     )
     work: Annotated[StrictInt, Field(ge=1, le=10**15)] = key(
-        "number of units of work in a run; with weak scaling, the number per rank", default=1
+        "number of units of work in a run, or per rank of a run with weak scaling", default=1
     )
     work_unit: str = key("name of a unit of work, such as rows", default="runs", min_length=1)
     metrics: tuple[Metric, ...] = key(
@@ -143,7 +146,7 @@ class Command(Table):
     sanity: Pattern | None = key("regular expression that the output of every run must match")
     timeout: Timeout = key("time limit of one run in seconds", default=900.0)
     over: tuple[str, ...] = key(
-        "factors for whose values speed-ups are shown", default=("threads",)
+        "factors for which the report shows the speed-up of each value", default=("threads",)
     )
     workdir: str | None = key(
         "folder in which the command runs; by default the folder of the campaign file"
@@ -156,7 +159,9 @@ class Command(Table):
             if count > 1:
                 raise ValueError(f"two metrics are called {name!r}; rename one of them")
         if sum(metric.primary for metric in metrics) > 1:
-            raise ValueError("two metrics have primary = true; keep it for one of them")
+            raise ValueError(
+                "two metrics have primary = true; set primary = true for one metric only"
+            )
         return metrics
 
     @property
@@ -180,8 +185,8 @@ class Command(Table):
         named = find_marks(self.line)
         if "ranks" in named and self.launcher is None and most_ranks > 1:
             raise ValueError(
-                'the command line contains {ranks}, so launcher is needed; set launcher = "alone" '
-                'if the line starts the ranks itself, else "srun" or "mpirun"'
+                "the command line contains {ranks}, so the key launcher must be set; set launcher "
+                'to "alone" if the line starts the ranks itself, else to "srun" or "mpirun"'
             )
         files = [find_marks(metric.file) for metric in self.metrics if metric.file]
         for name, values in factors.items():

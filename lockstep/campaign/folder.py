@@ -46,8 +46,8 @@ class Folder:
     def launch(self, name: str) -> Path:
         if name in ("", ".", "..") or {"/", "\\"} & {*name} or not name.isprintable():
             raise ValueError(
-                f"{self.path}: {name[:80]!r} cannot name a launch; remove slashes and control "
-                "characters"
+                f"{self.path}: the launch name {name[:80]!r} is not allowed; remove slashes and "
+                "control characters"
             )
         return self.path / "launches" / name
 
@@ -146,7 +146,7 @@ class Folder:
             if journal.lacks(self.journal(name), self.result(name)):
                 raise ValueError(
                     f"{self.result_file(name)} holds measured cases that its journal lacks; "
-                    "move the file away to measure again, or give --to another folder"
+                    "move the file away to measure again, or choose another folder with --to"
                 )
 
     def find_conflicts(self, campaign: Campaign) -> dict[str, tuple[Any, Any]]:

@@ -178,10 +178,11 @@ class Ladder:
         others = commits - {*map(str, here), "None"}
         if not others or not here or None in here:
             return ""
+        old, new = listed(sorted(others)), listed(sorted(map(str, here)))
         return (
-            f"Warning: {self.folder} holds launches of commit {listed(sorted(others))}, but your "
-            f"tests are now at commit {listed(sorted(map(str, here)))}; pass --name to measure "
-            "this commit into another folder, then compare the two folders"
+            f"Warning: {self.folder} holds launches of commit {old}, but your tests are now at "
+            f"commit {new}; pass --name to measure commit {new} into another folder, then compare "
+            "the two folders"
         )
 
     def changed_tests(self) -> dict[str, set[str]]:
@@ -211,9 +212,10 @@ class Ladder:
         """
         names = self.results.names()
         if unknown := sorted(set(named) - set(names)):
+            known = listed(names, 8) or "no launches"
             raise ValueError(
-                f"--replace-launch: {self.folder} holds no launch {listed(unknown)}; its launches "
-                f"are {listed(names, 8) or 'none'}"
+                f"--replace-launch: {self.folder} holds no launch {listed(unknown)}; the folder "
+                f"holds {known}"
             )
         changed = self.changed_tests()
         if replace:
@@ -221,10 +223,11 @@ class Ladder:
             is_new = changed or conflicts or not self.is_cut_short()
             return names if is_new else sorted(named)
         if launches := sorted(set[str]().union(*changed.values()) - set(named)):
+            files, measured = listed(sorted(changed), 3), listed(launches, 3)
             raise ValueError(
-                f"{listed(sorted(changed), 3)} changed after {self.folder} was measured (launch "
-                f"{listed(launches, 3)}); pass --name to measure into another folder, or --replace "
-                "to move all launches aside, measure again and compare"
+                f"the test file {files} changed after the launch {measured} in {self.folder} was "
+                "measured; pass --name to measure into another folder, or --replace to move all "
+                "launches aside, measure again and compare"
             )
         return sorted(named)
 
@@ -255,7 +258,8 @@ class Ladder:
                 step_s = entry["stats"]["median"] / entry["extra_info"][KEY]["steps_per_round"]
                 test, _, factors = case.rpartition("::")[2].removeprefix("test_").partition("[")
                 name = f"{test} {factors.rstrip(']').replace('-', ', ')}".strip()
-                return f"{name} takes {number(step_s * 1e3)} ms per step"
+                step_ms = number(step_s * 1e3)
+                return f"{name} takes {step_ms} ms per step"
         return ""
 
 

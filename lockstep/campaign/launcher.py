@@ -50,8 +50,8 @@ def num_gpus() -> int:
         ended = processes.run([sys.executable, "-c", COUNT_GPUS], COUNT_TIMEOUT_S)
     except processes.CommandError:
         raise RuntimeError(
-            f"torch was not imported within {COUNT_TIMEOUT_S:g} s; run {sys.executable} -c 'import "
-            "torch' to see why"
+            f"the import of torch did not end within {COUNT_TIMEOUT_S:g} s; run "
+            f"{sys.executable} -c 'import torch' to see the cause"
         ) from None
     answer = (ended.output.split() or ended.errors.splitlines() or ["it printed nothing"])[-1]
     if ended.code or not answer.isdecimal():

@@ -126,15 +126,16 @@ class Hang:
     def __str__(self) -> str:
         late = {
             "start": f"the ranks began no case within {self.limit_s:g} s",
-            "case": f"{self.case} did not end within {self.limit_s:g} s",
+            "case": f"the case {self.case} did not end within {self.limit_s:g} s",
             "between": f"the ranks began no further case within {self.limit_s:g} s",
             "end": f"the ranks did not end within {self.limit_s:g} s after their last case",
         }[self.kind]
-        who = ", ".join(
+        left_ranks = ", ".join(
             f"rank {left.rank}{' (its process is stopped)' if left.is_stopped else ''}"
             for left in self.ranks
         )
-        return f"{late}, and {who or 'only torchrun'} still ran"
+        running = left_ranks or "only torchrun"
+        return f"{late}, and {running} still ran"
 
 
 @dataclass(frozen=True)

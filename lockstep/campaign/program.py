@@ -57,10 +57,10 @@ Lack = Literal["no-match", "no-json", "no-key", "no-number", "no-file", "old-fil
 _LACKS: dict[Lack, str] = {
     "no-match": "the regular expression matches nothing that the program wrote",
     "no-json": "the program wrote no line of JSON",
-    "no-key": "the JSON that the program wrote lacks the key",
+    "no-key": "the JSON that the program wrote does not contain the key",
     "no-number": "the value is not a finite number",
     "no-file": "the file does not exist",
-    "old-file": "the file is older than the run, so the run did not write it",
+    "old-file": "the file is older than the run, so the file does not come from the run",
     "not-positive": "the value is 0 or less, so no speed-up can be computed",
 }
 
@@ -74,7 +74,8 @@ class RunError(RuntimeError):
 
     def __str__(self) -> str:
         said = self.to_dict()["said"]
-        return f"run {self.run}: {self.args[0]}{f'; it printed: {said}' if said else ''}"
+        failure = f"run {self.run}: {self.args[0]}"
+        return f"{failure}; the program printed: {said}" if said else failure
 
     def to_dict(self) -> dict[str, Any]:
         line = last_line(self.output)[:MAX_CHARACTERS]
@@ -119,7 +120,7 @@ def launcher_of(command: Command, most_ranks: int, *, in_job: bool) -> Launcher:
     chosen = command.launcher or "alone"
     if chosen == "mpirun" and not has_mpirun:
         raise ValueError(
-            "mpirun is not on PATH; install an MPI, or set another launcher in the table [command]"
+            "mpirun is not on PATH; install MPI, or set another launcher in the table [command]"
         )
     if chosen == "srun" and not has_srun:
         raise ValueError(
@@ -200,8 +201,8 @@ def run(
     text = "\n".join(ends)
     if late.is_set():
         sentence = (
-            f"the program did not end within {timeout_s:g} s; raise timeout in [command] if "
-            "a run needs longer"
+            f"the program did not end within {timeout_s:g} s; raise timeout in the table [command] "
+            "of the campaign file if a run needs longer"
         )
         raise RunError("timeout", sentence, text, limit_s=timeout_s)
     if code := process.returncode:
@@ -606,9 +607,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lockstep.campaign.program", allow_abbrev=False)
     parser.add_argument("--table", type=json.loads, required=True, help="see `common_options`")
     parser.add_argument("--world-size", type=int, required=True, help="number of ranks")
-    parser.add_argument("--under", action="append", default=[], help="one word of the srun command")
     parser.add_argument(
-        "--inside", action="append", default=[], help="one word to put before the program"
+        "--under",
+        action="append",
+        default=[],
+        help="word of the srun command; repeat the option for each word",
+    )
+    parser.add_argument(
+        "--inside",
+        action="append",
+        default=[],
+        help="word to put before the program; repeat the option for each word",
     )
     # What follows is as in launch/options.py.
     parser.add_argument("--journal", type=Path, required=True)

@@ -116,7 +116,7 @@ def show(ladder: Ladder, aside: Sequence[str], *, as_json: bool) -> None:
 def summary(campaign: Campaign, missing: Sequence[Launch], needed: Mapping[str, float]) -> str:
     """Return a line about the missing launches, and a line about the time that they take."""
     if not missing:
-        again = "run the same command with --replace to measure them again and compare"
+        again = "run the same command with --replace to measure all again and compare"
         num_launches = counted(len(plan(campaign)), "launch")
         return f"{campaign.name}: all {num_launches} are complete; {again}."
     by_size = Counter(launch.world_size for launch in missing)
@@ -130,7 +130,7 @@ def summary(campaign: Campaign, missing: Sequence[Launch], needed: Mapping[str, 
     if not needed and not (campaign.command or campaign.tests):
         counts = [campaign.num_cases(launch.world_size) for launch in missing]
         total_s = sum(START_S + size.case_s * count for count in counts)
-        why = f"if a case takes {size.case_s:g} s; the first case that ends shows more"
+        why = f"if each case takes {size.case_s:g} s; the first case gives a better estimate"
     duration = "The time needed is unknown until the first case has ended on this machine."
     if total_s:
         duration = f"The time needed is {about(total_s)}, {why}."
@@ -142,12 +142,13 @@ def summary(campaign: Campaign, missing: Sequence[Launch], needed: Mapping[str, 
     times_steps = campaign.tests or {*campaign.studies} - {*TRAININGS, "command"}
     if steps < FEWEST_STEPS and times_steps:
         duration += (
-            f"\nThis is for trying out and proves nothing: a launch times only {steps} steps of a "
-            "case. Choose a larger --size, or more --rounds, for a result."
+            f"\nThese measurements are only a trial: a launch times {steps} steps of a case. For "
+            "results that prove something, choose a larger --size, or more --rounds."
         )
+    launches, studies = counted(len(missing), "launch"), campaign.studies or campaign.tests
     return (
-        f"{campaign.name}: {counted(len(missing), 'launch')} to measure ({sizes}), each with "
-        f"{cases} of {', '.join(campaign.studies or campaign.tests)}\n{duration}"
+        f"{campaign.name}: {launches} to measure ({sizes}), each with {cases} of "
+        f"{', '.join(studies)}\n{duration}"
     )
 
 

@@ -33,7 +33,7 @@ def _numbers(ctx: click.Context, parameter: click.Parameter, text: str | None) -
     try:
         return None if text is None else [int(part) for part in text.split(",")]
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not a list of numbers such as 1,2,4") from None
+        raise click.BadParameter(f"{text!r} is not a list of whole numbers such as 1,2,4") from None
 
 
 def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> list[str] | None:  # noqa: ARG001
@@ -119,25 +119,27 @@ def run(
 ) -> int:
     """Measure CAMPAIGN, a TOML file or a built-in name, one torchrun launch at a time.
 
-    A second run of the same command measures only what is missing; with --replace it measures all
-    again and prints what is faster or slower than before. World sizes above the number of GPUs are
-    left out. `run train` trains one model, `run verify` checks that DDP trains equally at two world
-    sizes, `run data` fetches data sets; each has its own --help.
+    A second run of the same command measures only the missing cases. With --replace it measures all
+    cases again, and prints which are faster or slower than before. World sizes above the number of
+    GPUs are left out.
+
+    `run train` trains one model. `run verify` checks that DDP trains equally at two world sizes.
+    `run data` fetches data sets. Each has its own --help.
 
     \b
     Examples:
-      lockstep run                                the built-in campaign `laptop`
-      lockstep run campaign.toml --dry-run        print the launches, but start none
-      lockstep run --world-sizes 1,2 --repeats 5  more repeats, or other world sizes
-      lockstep run --replace                      measure all again and compare
-      lockstep run smoke --device cpu             on the CPU, even if there are GPUs
-      lockstep run --set bucket_cap_mb=1,5,10     which value is best, with its interval
-      lockstep run --set strategy=ddp,fsdp --studies weak  time and memory of both
-      lockstep run --until-efficiency 0.6 --world-sizes 1,2,4,8,16  stop below 60 % efficiency
-      lockstep run --set optimizer=sgd,adamw --studies weak  cost of another optimizer
-      lockstep run --tests benchmarks --world-sizes 1,2,4  a ladder of your own tests
-      lockstep run --workload mine:tabular        a model of your own, in ./mine.py
-      lockstep run smoke --torch-trace traces     traces of a few steps, for ui.perfetto.dev
+      lockstep run                                # measure the built-in campaign laptop
+      lockstep run campaign.toml --dry-run        # print the launches, but start none
+      lockstep run --world-sizes 1,2 --repeats 5  # choose world sizes and repeats
+      lockstep run --replace                      # measure all again and compare
+      lockstep run smoke --device cpu             # use the CPU, even if there are GPUs
+      lockstep run --set bucket_cap_mb=1,5,10     # find the best of three values
+      lockstep run --set strategy=ddp,fsdp --studies weak    # compare time and memory
+      lockstep run --set optimizer=sgd,adamw --studies weak  # compare two optimizers
+      lockstep run --until-efficiency 0.6 --world-sizes 1,2,4,8,16  # stop below 60 % efficiency
+      lockstep run --tests benchmarks --world-sizes 1,2,4  # measure a ladder of your own tests
+      lockstep run --workload mine:tabular        # measure your own model, in ./mine.py
+      lockstep run smoke --torch-trace traces     # trace a few steps, for ui.perfetto.dev
     """
     sys.path.append(str(Path.cwd()))  # for the user's own workload; ranks find it by `python -m`
     values = factor_values.parse(factors)
@@ -169,13 +171,13 @@ def diagnose(
 ) -> int:
     """Answer QUESTION in about five minutes: measure a small campaign and print a card.
 
-    No launch starts if it would probably end after these minutes; a running launch goes on.
+    No launch starts if it would probably end after five minutes; a running launch goes on.
 
     \b
-    strong     training is hardly faster on more GPUs
-    straggler  one rank, GPU or node may slow the others down
-    loader     training steps may wait for their data
-    nodes      two nodes are slower than one (prints the commands for Slurm)
+    strong:    training is hardly faster on more GPUs
+    straggler: one rank, GPU or node may slow the others down
+    loader:    training steps may wait for their data
+    nodes:     two nodes are slower than one (prints the commands for Slurm)
 
     \b
     Examples:
@@ -224,7 +226,7 @@ def measure(
         launches = ladder.choose_replaced(replaced, replace=replace)
         progress.show(ladder, launches, as_json=as_json)
         return 0
-    wait = "A launch of a killed lockstep run still runs; waiting until it has ended."
+    wait = "A launch of a killed lockstep run still runs; this command waits until it has ended."
     with only_driver(folder, on_wait=lambda: _say(wait)) as lock:
         ladder = dataclasses.replace(ladder, lock=lock)
         if launches := ladder.choose_replaced(replaced, replace=replace):
@@ -232,20 +234,23 @@ def measure(
             _say(f"{num_moved} moved to {ladder.set_aside(launches)}: {listed(launches, 3)}")
         elif replace and ladder.results.names():
             _say(
-                "An earlier --replace was interrupted; this command continues it and moves no "
-                "launch."
+                "An earlier command with --replace was interrupted. This command continues the "
+                "earlier command, and moves no further launch."
             )
         ladder.claim()
         if dropped := [launch["name"] for launch in ladder.results.dropped(chosen, left_out)]:
-            are = "was" if len(dropped) == 1 else "were"
-            was = f"{listed(dropped, 4)} {are} planned before repeats or world sizes were lowered"
-            _say(f"{was}; lockstep check warns of it.")
-        same = "the same command without --replace" if replace else "the same command"
-        goes_on = f"run {same} to measure what is missing"
+            dropped_launches = listed(dropped, 4)
+            _say(
+                f"The campaign no longer contains {dropped_launches}, because repeats or world "
+                "sizes were lowered. lockstep check warns of such launches."
+            )
+        goes_on = "run the same command to measure the missing cases"
+        if replace:
+            goes_on = "run the same command without --replace to measure the missing cases"
         try:
             return _measure(ladder, limit_s, goes_on, as_json=as_json)
         except KeyboardInterrupt:
-            _say(f"{folder} keeps all measured cases. Next: {goes_on}")
+            _say(f"{folder} keeps all measured cases. Next: {goes_on}.")
             raise
 
 
@@ -351,17 +356,21 @@ def _make_launches(
                 send(0)
 
         for launch in missing:
-            now_s, num_left = time.monotonic(), counted(len(missing) - len(outcomes), "launch")
+            now_s, launches_left = time.monotonic(), counted(len(missing) - len(outcomes), "launch")
             if missed := ladder.find_missed(launch):
                 ladder.leave_out({each.world_size for each in missing[len(outcomes) :]})
-                return outcomes, f"The ladder stops here and leaves out {num_left}: {missed}.", True
+                return (
+                    outcomes,
+                    f"The ladder ends, and {launches_left} did not start: {missed}.",
+                    True,
+                )
             if now_s - begun_s + longest_s > limit_s:
-                return outcomes, f"The time limit is reached; {num_left} did not start.", False
+                return outcomes, f"The time limit is reached; {launches_left} did not start.", False
             failures = [_failure(outcome) for outcome in outcomes]
             if len(failures) == 2 and failures[0] and failures[0] == failures[1]:
                 stop = (
-                    f"The first two launches failed in the same way; {num_left} did not start. "
-                    "Correct the cause, then run the same command again."
+                    f"The first two launches failed in the same way; {launches_left} did not start."
+                    " Correct the cause, then run the same command again."
                 )
                 return outcomes, stop, False
             view.begin(launch)
@@ -416,7 +425,8 @@ def _show_change(ladder: Ladder, outcomes: Sequence[Outcome]) -> None:
     if earlier is None or not names & {*earlier.names()}:
         return
     sides = [str(earlier.path), str(ladder.folder)]
-    click.echo(f"Changes since last time (lockstep compare {shlex.join(sides)}):\n")
+    folders = shlex.join(sides)
+    click.echo(f"Changes since the last measurement, as printed by lockstep compare {folders}:\n")
     try:
         compare(sides, standalone_mode=False)
     except ValueError as error:
@@ -440,8 +450,8 @@ def _explain(ladder: Ladder, outcome: Outcome) -> None:
     if outcome.complete:
         if ended and ended.exit_code:
             _say(
-                f"{outcome.name} is complete, but ended with an error: {words}; its output is in "
-                f"{log}"
+                f"Launch {outcome.name} is complete, but ended with an error: {words}; see its "
+                f"output in {log}"
             )
         return
     for failed in outcome.failed:
@@ -450,4 +460,4 @@ def _explain(ladder: Ladder, outcome: Outcome) -> None:
     # If all cases have ended, their own reasons are enough.
     is_cut = outcome.remaining or not outcome.failed
     why = f": {words}" if ended and is_cut else ""
-    _say(f"{outcome.name} is not complete{why}; its output is in {log}")
+    _say(f"Launch {outcome.name} is not complete{why}; see its output in {log}")

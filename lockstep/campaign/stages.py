@@ -31,9 +31,9 @@ class Stages:
         beside = (stage.name for stage in self.select("before") if stage.dependency == "after")
         if name := next(beside, None):
             raise ValueError(
-                f'stage {name} has dependency = "after", so it would run beside the launches, '
-                'which lockstep run cannot do; use lockstep submit, or set dependency = "afterok" '
-                'or "afterany"'
+                f'stage {name} has dependency = "after", but lockstep run cannot run a stage '
+                'beside the launches; use lockstep submit, or set dependency = "afterok" or '
+                '"afterany"'
             )
 
     def select(self, when: str) -> list[Stage]:
@@ -56,7 +56,7 @@ class Stages:
             if self.is_done(stage):
                 continue
             if not goes_on:
-                self.say(f"stage {stage.name} did not run, because the stage before it failed")
+                self.say(f"stage {stage.name} did not run, because an earlier stage failed")
                 return False
             goes_on = self._run(stage) or stage.dependency == "afterany"
         return goes_on
@@ -75,7 +75,9 @@ class Stages:
             if begins.get(stage.dependency, True):
                 all_well &= self._run(stage)
             elif stage.dependency == "afterok":
-                self.say(f"stage {stage.name} did not run, because an earlier step failed")
+                self.say(
+                    f"stage {stage.name} did not run, because a launch or an earlier stage failed"
+                )
         return all_well
 
     def _run(self, stage: Stage) -> bool:
@@ -96,7 +98,7 @@ class Stages:
         end = {"stage": stage.model_dump(mode="json"), "exit_code": code}
         files.write_atomically(log.with_name("end.json"), json.dumps(end))
         if code:
-            late = f" at its time limit of {stage.time}" if code == TIMED_OUT else ""
+            late = f" after its time limit of {stage.time}" if code == TIMED_OUT else ""
             self.say(f"stage {stage.name} ended with exit code {code}{late}; see {log}")
         return code == 0
 

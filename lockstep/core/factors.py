@@ -70,7 +70,8 @@ def check(factors: Mapping[str, Sequence[Value]]) -> Factors:
                 raise ValueError(f"{name}={value} is not {allowed}")
         if not values or len(set(values)) < len(values):
             raise ValueError(
-                f"{name}={_joined(values)} needs at least one value, and no value twice"
+                f"{name}={_joined(values)} is not allowed; give at least one value, and each value "
+                "only once"
             )
     return tuple((name, tuple(values)) for name, values in factors.items())
 

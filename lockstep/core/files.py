@@ -21,7 +21,7 @@ _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
 # A number out of range has one of these in its document, after `_DIGITS`: few documents do, and
 # only these are read by the slower parser.
 _LONG_NUMBERS = (b"0" * len(str(LARGEST)), b"e000")
-_TOO_LARGE = "the file is larger than the limit of {} MiB; give a smaller file"
+_TOO_LARGE = "the file is larger than the limit of {limit_mib} MiB; give a smaller file"
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def open_file(path: Path, limit: int = LIMIT_BYTES) -> Iterator[BufferedReader]:
         raise ValueError(f"{path}: {error.strerror or error}") from error
     with file:
         if os.fstat(file.fileno()).st_size > limit:
-            raise ValueError(f"{path}: {_TOO_LARGE.format(limit // MIB)}")
+            raise ValueError(f"{path}: {_TOO_LARGE.format(limit_mib=limit // MIB)}")
         yield file
 
 
@@ -42,7 +42,7 @@ def content(path: Path) -> bytes:
     with open_file(path) as file:
         document = file.read(LIMIT_BYTES + 1)
     if len(document) > LIMIT_BYTES:  # the file grew, or its file system reports no size
-        raise ValueError(f"{path}: {_TOO_LARGE.format(LIMIT_BYTES // MIB)}")
+        raise ValueError(f"{path}: {_TOO_LARGE.format(limit_mib=LIMIT_BYTES // MIB)}")
     return document
 
 
@@ -86,7 +86,7 @@ def parse(
     try:
         return json.loads(document.decode("utf-8"), parse_constant=constant, **hooks)
     except RecursionError:
-        raise ValueError("its values are nested too deeply") from None
+        raise ValueError("the JSON values are nested too deeply") from None
 
 
 def _whole(digits: str) -> int:

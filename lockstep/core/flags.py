@@ -23,7 +23,7 @@ WORDS = {
     "no-peer-to-peer": "ranks {ranks} on {host} exchange data by {transport}, not from GPU to "
     "GPU{environment}; check NCCL_P2P_LEVEL and the output of nvidia-smi topo -m",
     "clock-off": "the clock of {host} differs by {offset_s:.0f} s from the clock of rank 0's host",
-    "git-dirty": "the benchmark suite's checkout holds changes that are not committed",
+    "git-dirty": "the checkout of the benchmark suite has uncommitted changes",
     "moved": "the launch was resumed on other hosts: its cases ran on {hosts}",
     "unequal-threads": "ranks have different numbers of threads: {threads}",
     # flags of a case
@@ -35,17 +35,18 @@ WORDS = {
     "restored the old value",
     "left-in-place": "on rank {rank}, the case changed {what} from {before} to {after}; the "
     "following cases are measured with the new value",
-    "ran-beside": "{what}, which the earlier case {case} started, still ran on rank {rank} and "
-    "used {cores} cores; end it at the end of that case",
-    "ran-under": "on rank {rank}, {what} was {after} instead of {before} while this case ran, "
-    "because {case} changed it; restore the old value at the end of {case}",
+    "ran-beside": "{what} of the earlier case {case} still ran on rank {rank} and used {cores} "
+    "cores; end {what} at the end of the earlier case",
+    "ran-under": "the earlier case {case} had changed {what} from {before} to {after} on rank "
+    "{rank}, and this case ran with {after}; restore the old value at the end of {case}",
     "smaller-batch": "the case was measured with {measured} samples per rank, because rank {rank} "
-    "on {host} had no memory for {asked}; this point is not compared with others",
+    "on {host} had no memory for {asked} samples; this point is not compared with others",
     "other-samples": "the test gave samples={samples}, but each tensor of a batch holds {items} "
     "items; give the number of samples in a batch",
-    "wide-margin": "the margin of error is still {margin:.2%} after {rounds} rounds; the goal was "
-    "{goal:.2%}",
-    "no-margin": "one round has no margin of error, so the goal of {goal:.2%} was not checked",
+    "wide-margin": "the margin of error is still {margin:.2%} after {rounds} rounds, and misses "
+    "the goal of {goal:.2%}",
+    "no-margin": "one round has no margin of error, so the goal of {goal:.2%} was not checked; "
+    "measure two or more rounds",
     "throttled": "throttled: the device of rank {rank} on {host} lowered its clocks ({reasons})",
     "cpu-quota": "a CPU quota stopped processes of rank {rank} on {host} for {held_s:.2g} s during "
     "the timed rounds; request as many cores as the ranks have threads",
@@ -54,13 +55,13 @@ WORDS = {
     "late-input": "late input: rank {rank} on {host} waits {wait_s:.2g} s per step for its batch, "
     "but the other ranks wait only {others_s:.2g} s (median); check that node's file "
     "system and cores, and that rank's share of the data",
-    "own-waits": "each step runs {collectives} collectives even under no_sync(), so ranks wait for "
-    "each other, and causes and slow ranks are unknown; measure a step without these "
-    "collectives, and use no_sync() instead of setting require_backward_grad_sync",
+    "own-waits": "each step runs {collectives} collectives even under no_sync(), in which ranks "
+    "wait for each other. Lost time has no known cause, and slow ranks are not found; measure a "
+    "step without these collectives, and replace require_backward_grad_sync by no_sync()",
     # flags of a case's rounds
     "long-round": "long round: the longest round takes {longest_s:.3g} s, but the median round "
     "takes {median_s:.3g} s. The excess time is {share:.0%} of the total and "
-    "distorts rates and device-hours, which use the mean; measure this launch again",
+    "distorts rates and device-hours; measure this launch again",
     "two-modes": "two modes: the rounds form two groups that differ by {apart:.0%}; measure again "
     "on idle nodes with --rounds {rounds} to see whether both groups remain",
     "warm-up-drift": "warm-up drift: the last third of the rounds is {change:.0%} shorter than the "
@@ -71,11 +72,11 @@ WORDS = {
     "and watch clocks and load meanwhile",
     # flags of a point's launches
     "outlier": "outlier: launch {launch} is {change} than the point's median, but still counts; "
-    "measure it again on the same nodes and on others before you leave it out",
+    "before you leave the launch out, measure it again on the same nodes and on other nodes",
     "trend": "trend: throughput changes by {change:+.0%} from the first third of the launches to "
-    "the last; measure again with more repeats, which lockstep run interleaves",
+    "the last third; measure again with more repeats, which lockstep run interleaves",
     # flags of an imported line
-    "warm-up-only": "the only epoch of this run is the warm-up",
+    "warm-up-only": "this run has only one epoch, which is its warm-up",
     "logged-rate": "the logged images_per_sec is {factor:.3g} times the rate that follows from the "
     "epoch times, so throughput is computed as {images} images / epoch time",
     "note": "{text}",
@@ -96,7 +97,8 @@ def threads_at_sizes(threads: Mapping[str, list[int]]) -> str:
 
 
 def _set_by_user(settings: list[str]) -> str:
-    return f" (unset {', '.join(settings)} in the environment)"
+    variables = ", ".join(settings)
+    return f" (unset {variables} in the environment)"
 
 
 # How to print a field that `str` would not print well.

@@ -47,7 +47,7 @@ def _whole(value: Any) -> Any:
 SchemaVersion = Annotated[
     Literal[1],
     BeforeValidator(_whole),
-    Field(alias="schema", description="version of the file format, which is 1"),
+    Field(alias="schema", description="version of the file format; the only allowed version is 1"),
 ]
 
 
@@ -68,12 +68,12 @@ def load(source: str, model: type[Model], built_in: Mapping[str, Path], **change
     `changes` are the values of options, which replace the file's keys of those names unless None.
     """
     path = built_in.get(source, Path(source))
-    kind = model.__name__
-    keys = _read(path, f"give a {kind.lower()} file, or the name of a built-in one", built_in)
+    kind, noun = model.__name__, model.__name__.lower()
+    keys = _read(path, f"give a {noun} file, or the name of a built-in {noun}", built_in)
     if MARKS.get(kind) not in (None, *keys):
         others = (other.lower() for other, key in MARKS.items() if key in keys)
         if other := next(others, ""):
-            raise ValueError(f"{path}: this is a {other} file; give a {kind.lower()} file")
+            raise ValueError(f"{path} is a {other} file; give a {noun} file")
     keys |= {key: value for key, value in changes.items() if value is not None}
     try:
         return model.model_validate(keys)
@@ -137,9 +137,8 @@ def sentence(error: ValidationError, model: type[BaseModel]) -> str:
     if isinstance(value, dict) or "[key]" in first["loc"]:  # the name is wrong
         return f"{key}: {message}"
     if first["type"] in ("string_type", "string_pattern_mismatch") and place[-1] in fields:
-        return (
-            f"{key} = {_shown(value)} is not allowed; {key} is the {fields[place[-1]].description}"
-        )
+        given, description = _shown(value), fields[place[-1]].description
+        return f"{key} = {given} is not allowed; {key} is the {description}"
     if first["type"] == "literal_error":
         message += _nearest(value, re.findall("'([^']*)'", first["ctx"]["expected"]))
     return f"{key} = {_shown(value)}: {message[0].lower()}{message[1:]}"

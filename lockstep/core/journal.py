@@ -80,7 +80,8 @@ class Journal:
         facts = {"resumed": is_resumed, "skips_failed": options.skip_failed}
         self.append({"kind": "launch", "schema": SCHEMA_VERSION, **facts, **head})
         if flight and options.resume and options.skip_failed:
-            reason = f"crashed: {options.after or 'the session ended while this case ran'}"
+            cause = options.after or "the session ended while this case ran"
+            reason = f"crashed: {cause}"
             self.append({"kind": "fail", "case": flight, "reason": reason, "crashed": True})
 
     def begin(self, case: str) -> None:
@@ -110,8 +111,9 @@ class Journal:
         self.restore()
         content = _line(entry, self._attempt)
         if self._size_bytes + len(content) > LIMIT_BYTES:
-            limit = f"a journal must stay below {LIMIT_BYTES // files.MIB} MiB"
-            raise OSError(errno.EFBIG, f"{limit}; continue in another folder")
+            limit_mib = LIMIT_BYTES // files.MIB
+            text = f"the journal would exceed {limit_mib} MiB; continue in another results folder"
+            raise OSError(errno.EFBIG, text)
         self._put(content)
         self._content += content
 
@@ -135,12 +137,12 @@ def _line(entry: Mapping[str, Any], attempt: str) -> bytes:
     try:
         line = (json.dumps(signed, allow_nan=False) + "\n").encode()
     except RecursionError:
-        raise ValueError("its values are nested too deeply") from None
+        raise ValueError("the JSON values are nested too deeply") from None
     if len(line) >= files.LIMIT_BYTES:
+        line_mib, limit_mib = len(line) // files.MIB, files.LIMIT_BYTES // files.MIB
         raise ValueError(
-            f"a line of the journal would have {len(line) // files.MIB} MiB, but must stay below "
-            f"{files.LIMIT_BYTES // files.MIB} MiB; record less data per case, or measure fewer "
-            "rounds"
+            f"a line of the journal would have {line_mib} MiB, but must stay below {limit_mib} "
+            "MiB; record less data per case, or measure fewer rounds"
         )
     files.parse(line)
     return line
@@ -205,8 +207,9 @@ def _entry(line: bytes, where: str) -> dict[str, Any]:
             f"{where} is not a valid line of a journal: {error}; {_RESTORE}"
         ) from error
     if not isinstance(entry, dict):
+        line_start = str(entry)[:80]
         raise ValueError(
-            f"{where} is not a valid line of a journal: {str(entry)[:80]!r} is not a JSON object; "
+            f"{where} is not a valid line of a journal: {line_start!r} is not a JSON object; "
             f"{_RESTORE}"
         )
     return entry
@@ -240,9 +243,10 @@ def _current_of(path: Path) -> list[dict[str, Any]]:
         for name, needed in _NEEDED.get(kind, {}).items():
             if not isinstance(entry.get(name), needed):
                 noun = "an object" if needed is dict else "a list" if needed is list else "a text"
+                value = str(entry.get(name))[:80]
                 raise ValueError(
-                    f"{path}: in a line of kind {kind}, {name} is {str(entry.get(name))[:80]!r}, "
-                    f"but must be {noun}; {_RESTORE}"
+                    f"{path}: {name} is {value!r} in a line of kind {kind}, but must be {noun}; "
+                    f"{_RESTORE}"
                 )
         if kind == "launch" and not files.are_texts(entry["expected"]):
             raise ValueError(

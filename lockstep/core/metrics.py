@@ -18,8 +18,9 @@ def slowest_rank(rank_round_s: Sequence[Sequence[float]]) -> list[float]:
     """Return the slowest rank's seconds of each round, of shape (num_ranks, num_rounds)."""
     lengths = {len(rounds) for rounds in rank_round_s}
     if len(lengths) != 1 or 0 in lengths:
+        counts = sorted(lengths)
         raise ValueError(
-            f"every rank must have the same number of rounds, but the ranks have {sorted(lengths)}"
+            f"every rank must have the same number of rounds, but the ranks have {counts}"
         )
     return list(rank_round_s[0]) if len(rank_round_s) == 1 else list(map(max, *rank_round_s))
 
@@ -32,7 +33,7 @@ def gives_rate(program: Mapping[str, Mapping[str, Any]]) -> bool:
 def throughput(samples: float, elapsed_s: float) -> float:
     """Return samples per second; samples are those of all ranks, counted once."""
     if elapsed_s <= 0:
-        raise ValueError(f"elapsed_s={elapsed_s} is not a positive time")
+        raise ValueError(f"elapsed_s={elapsed_s} is not a positive number of seconds")
     return samples / elapsed_s
 
 

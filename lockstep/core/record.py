@@ -57,7 +57,7 @@ class Epoch:
     samples_per_s: Annotated[Amount, About("Samples per second over all ranks, each counted once.")]
     lr: Annotated[Amount, About("Learning rate of the last update.")]
     loss: Annotated[Number, About("Mean training loss over updates and ranks, before each update.")]
-    data_s: Amount | None = about("Seconds for which steps waited for batches; mean over ranks.")
+    data_s: Amount | None = about("Seconds that the steps waited for batches; mean over ranks.")
     forward_s: Amount | None = about("Seconds of the forward passes; mean over ranks.")
     backward_s: Amount | None = about("Seconds of the backward passes; mean over ranks.")
     communication_s: Amount | None = about(
@@ -65,7 +65,9 @@ class Epoch:
         "hidden or not; mean over ranks; null on a GPU, where measuring it would delay the steps."
     )
     validation_loss: Annotated[Number, About("Mean loss over the whole validation set.")]
-    accuracy: Fraction | None = about("Fraction of correct predictions in validation, or null.")
+    accuracy: Fraction | None = about(
+        "Fraction of correct predictions in validation; null if there are none."
+    )
     train_accuracy: Fraction | None = about("Fraction of training samples predicted correctly.")
     validation_s: Annotated[Amount, About("Seconds that validation took on the slowest rank.")]
     checkpoint_s: Amount | None = about("Seconds to write the checkpoint; null if unknown.")
@@ -232,11 +234,15 @@ class CaseRecord:
 class Derived:
     """Fields of a block that follow from those of its `CaseRecord`."""
 
-    schema: Annotated[Literal[1], About("Schema version of this block; readers refuse others.")]
+    schema: Annotated[
+        Literal[1], About("Schema version of this block; readers refuse other versions.")
+    ]
     samples: Annotated[Count, About("Samples timed: samples_per_step x steps_per_round x rounds.")]
     elapsed_s: Annotated[Positive, About("Seconds in the timed region: the sum of the rounds.")]
     mean_throughput_samples_per_s: Annotated[Positive, About("samples / elapsed_s.")]
-    mean_mfu: Annotated[Amount | None, About("Model FLOP/s over the ranks' peak; null if unknown.")]
+    mean_mfu: Annotated[
+        Amount | None, About("Model FLOP/s divided by all ranks' peak FLOP/s; null if unknown.")
+    ]
 
 
 Cores = Annotated[list[Whole], About("Numbers of the cores on which the process may run.")]
@@ -352,31 +358,31 @@ class FailureCause:
     kind: Annotated[
         CauseKind,
         About(
-            "fault: the rank failed; skip: it skipped the case; silence: it did not "
-            "answer; consequence: another rank's failure made it fail."
+            "fault: the rank failed; skip: the rank skipped the case; silence: the rank did not "
+            "answer; consequence: the rank failed because another rank failed."
         ),
     ]
-    error: str = about("The error without its traceback; empty if there is no answer.", default="")
+    error: str = about("The error without its traceback; empty without an answer.", default="")
 
     def sentence(self, reason: str | None = None, stacks: str = "") -> str:
         """Return the failure in a sentence: the first line of its error, or the given `reason`.
 
         `stacks` says where the stacks of a silent rank may lie.
         """
-        who = name_rank(self.rank, self.host, self.device)
+        rank = name_rank(self.rank, self.host, self.device)
         if self.kind == "silence":
-            return f"{who} did not answer in time{stacks}"
+            return f"{rank} did not answer in time{stacks}"
         if reason is None:
-            reason = next(iter(self.error.strip().splitlines()), "it gave no reason")
+            reason = next(iter(self.error.strip().splitlines()), "the rank gave no reason")
         if self.kind == "skip":
-            return f"{who} skipped the case, but other ranks did not: {reason}"
+            return f"{rank} skipped the case, but other ranks did not: {reason}"
         if not are_apart(self.error):
-            return f"{who}: {reason}"
+            return f"{rank}: {reason}"
         cure = (
             "the model and the batch are on different devices; move both to the same device "
             "with .to(device)"
         )
-        return f"{who}: {reason}" + ("\n" if "\n" in reason else "; ") + cure
+        return f"{rank}: {reason}" + ("\n" if "\n" in reason else "; ") + cure
 
 
 def failure_gist(failed: Mapping[str, Any]) -> str:
@@ -492,17 +498,19 @@ def _rounds_problem(rank_round_s: Any) -> str:
     ranks = rank_round_s if isinstance(rank_round_s, list) else []
     lengths = {len(rounds) if isinstance(rounds, list) else 0 for rounds in ranks}
     if len(lengths) != 1 or 0 in lengths:
+        counts = sorted(lengths)
         return (
-            "every rank must have the same number of rounds, but the ranks have "
-            f"{sorted(lengths)}; record what lockstep.time returned"
+            f"every rank must have the same number of rounds, but the ranks have {counts}; record "
+            "the rounds that lockstep.time returned"
         )
     for rank, rounds in enumerate(ranks):
         for number, seconds in enumerate(rounds):
             is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
             if not (is_number and SHORTEST_ROUND_S < seconds < LONGEST_ROUND_S):
+                duration = str(seconds)[:80]
                 return (
-                    f"round {number} of rank {rank} is {str(seconds)[:80]} s, which is not a "
-                    "positive time; measure again"
+                    f"round {number} of rank {rank} took {duration} s, which is not a positive "
+                    "time; measure again"
                 )
     return ""
 
@@ -510,8 +518,9 @@ def _rounds_problem(rank_round_s: Any) -> str:
 def check_schema(block: Mapping[str, Any], where: str) -> None:
     version = block.get("schema")
     if version != SCHEMA_VERSION:
+        schema = repr(version)[:80]
         raise ValueError(
-            f"{where} has the Lockstep schema {repr(version)[:80]}, but this version of Lockstep "
+            f"{where} has the Lockstep schema {schema}, but this version of Lockstep "
             f"reads schema {SCHEMA_VERSION}; use the version that wrote the file, or measure again"
         )
 

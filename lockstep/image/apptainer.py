@@ -26,10 +26,10 @@ DISK_IS_FULL = "no space left on device"
 ERROR = re.compile(r"^(?:FATAL|ERROR)\s*:\s*(.*)$")
 # Phrase in the reason of a failed build, in lower case -> what to do.
 REMEDIES = {
-    DISK_IS_FULL: "set APPTAINER_TMPDIR to a folder with room for the unpacked image; ",
+    DISK_IS_FULL: "set APPTAINER_TMPDIR to a folder with room for the unpacked image",
     "user namespace": (
         "run unshare --user --map-root-user true; if this command fails, too, ask the machine's "
-        "support for user namespaces, or build on another machine; "
+        "support for user namespaces, or build on another machine"
     ),
 }
 
@@ -37,11 +37,13 @@ REMEDIES = {
 def version() -> str:
     """Return Apptainer's version, such as `1.4.5`; raise RuntimeError if it does not answer."""
     if shutil.which("apptainer") is None:
-        raise RuntimeError("apptainer is not on PATH; install it or load its module")
+        raise RuntimeError("apptainer is not on PATH; install Apptainer, or load its module")
     ended = processes.run(["apptainer", "--version"], ASK_TIMEOUT_S, merge_errors=True)
     if ended.code or not ended.output.split():
         why = last_error(ended.output) or f"exit code {ended.code}"
-        raise RuntimeError(f"apptainer --version failed: {why}; install or load another version")
+        raise RuntimeError(
+            f"apptainer --version failed: {why}; install or load another version of Apptainer"
+        )
     return ended.output.split()[-1]
 
 
@@ -91,8 +93,9 @@ def build(
         raise
     if process.returncode:
         why = last_error(files.tail(log, TAIL_BYTES)) or f"exit code {process.returncode}"
-        remedy = next((REMEDIES[phrase] for phrase in REMEDIES if phrase in why.lower()), "")
-        raise RuntimeError(f"apptainer could not build {image.stem}: {why}; {remedy}see {log}")
+        remedies = [REMEDIES[phrase] for phrase in REMEDIES if phrase in why.lower()]
+        action = "; ".join([*remedies[:1], f"see {log}"])
+        raise RuntimeError(f"apptainer could not build {image.stem}: {why}; {action}")
 
 
 def current_step(text: str) -> str | None:

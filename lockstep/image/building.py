@@ -62,8 +62,8 @@ class Definition:
             if not paths:
                 raise ValueError(
                     f"{self.path.name} copies {source}, which does not exist in {self.folder}; run "
-                    "this command in the folder that holds the file; for a built-in definition, "
-                    "that is a checkout of Lockstep"
+                    "the command in the folder that holds the file. A built-in definition needs a "
+                    "checkout of Lockstep"
                 )
             copied += paths
         return copied
@@ -84,9 +84,10 @@ def load(name: str, values: Mapping[str, str]) -> Definition:
             f"definition {name} does not exist; give a file or one of {', '.join(BUILT_IN)}"
         )
     if path.stat().st_size > LIMIT_BYTES:
+        limit_mib = LIMIT_BYTES >> 20
         raise ValueError(
-            f"{name} is larger than {LIMIT_BYTES >> 20} MiB, so it cannot be a "
-            "definition file; give a definition file"
+            f"{name} is larger than {limit_mib} MiB and cannot be a definition file; give a "
+            "definition file"
         )
     raw = path.read_text(encoding="utf-8", errors="replace")
     arguments = _arguments(path, raw, values)
@@ -125,8 +126,9 @@ def _arguments(path: Path, raw: str, own: Mapping[str, str]) -> dict[str, str]:
                 "rename the argument"
             )
     values = {**defaults, **own}
-    for name in sorted(wanted - set(values)):
-        raise ValueError(f"{path.name} needs a value for {name}; add --build-arg {name}=VALUE")
+    for argument in sorted(wanted - set(values)):
+        text = f"definition {path.name} needs a value for the build argument {argument}"
+        raise ValueError(f"{text}; add --build-arg {argument}=VALUE")
     return {name: value for name, value in values.items() if name in wanted}
 
 
@@ -280,7 +282,8 @@ def build(
     with log.open("ab") as output:
         if not locks.take(output):
             raise RuntimeError(
-                f"another command is building {plan.image}; wait for it, or see {log}"
+                f"another command is building {plan.image}; wait until that build has ended, or "
+                f"see {log}"
             )
         output.truncate(0)
         part.unlink(missing_ok=True)

@@ -65,7 +65,12 @@ def _words(ctx: click.Context, _: click.Parameter, text: str) -> list[str]:
 @click.option(
     "--force", is_flag=True, help="Build the image even if the file exists or is up to date."
 )
-@click.option("-n", "--dry-run", is_flag=True, help="Print what would be done, but do nothing.")
+@click.option(
+    "-n",
+    "--dry-run",
+    is_flag=True,
+    help="Print the command that would build the image, but build nothing.",
+)
 @AS_JSON
 def build(
     definition: str,
@@ -79,14 +84,13 @@ def build(
 ) -> None:
     """Build IMAGE from DEFINITION, a file or one of the built-in `pytorch` and `cpu`.
 
-    By default IMAGE is named after the definition. An image with this content is not rebuilt.
-    Names in `%files` are relative to the current folder, or in a built-in definition to the
-    checkout.
+    By default IMAGE is named after the definition. An up-to-date image is not rebuilt. Names in
+    `%files` are relative to the current folder, or in a built-in definition to the checkout.
 
     \b
     Examples:
-      lockstep image build                                 pytorch.sif, for GPUs
-      lockstep image build cpu lockstep.sif                without GPU support
+      lockstep image build                    # build pytorch.sif, for GPUs
+      lockstep image build cpu lockstep.sif   # build an image without GPU support
       lockstep image build pytorch lockstep.sif --build-arg BASE=IMAGE
       lockstep image build cpu --apptainer-options '--fakeroot'
     """
@@ -101,7 +105,7 @@ def build(
     if state == "foreign" and not force:
         raise ValueError(
             f"{plan.image} exists, but does not match {plan.image.name}.json; give another "
-            "name, or replace it with --force"
+            "name, or replace the image with --force"
         )
     is_needed = force or state != "up to date"
     if dry_run:
@@ -110,9 +114,9 @@ def build(
         if as_json:
             click.echo(json.dumps(facts, indent=1))
         elif is_needed:
-            click.echo(f"{plan.image} is {state}; this command would build it:\n{command}")
+            click.echo(f"{plan.image} is {state} and would be built by this command:\n{command}")
         else:
-            click.echo(f"{plan.image} is up to date; nothing would be done")
+            click.echo(f"{plan.image} is up to date and would not be built")
         return
     record = None if is_needed else read_record(path)
     if record is None:
@@ -183,7 +187,7 @@ def inspect(image: Path, *, as_json: bool) -> None:
         click.echo(json.dumps(facts, indent=1))
         return
     if facts["sha256_from"] == "record":
-        facts["sha256_from"] = "the image's record; lockstep image verify computes the hash again"
+        facts["sha256_from"] = "the build record; lockstep image verify computes the hash again"
     labels, text = facts.pop("labels"), facts.pop("definition_text")
     facts |= {f"label {name}": label for name, label in sorted(labels.items())}
     for name, value in facts.items():
@@ -216,7 +220,7 @@ def verify(image: Path, *, as_json: bool) -> int:
     elif failures:
         click.echo(f"Error: {image} failed the check: {'; '.join(failures)}", err=True)
     else:
-        missing = f"not compared, because {image}.json does not exist"
+        missing = f"not compared with a record, because {image}.json does not exist"
         click.echo(
             f"sha256 {facts['sha256']}: {'as recorded' if facts['recorded_sha256'] else missing}"
         )
@@ -240,8 +244,8 @@ def print_hash(image: Path) -> int:
     click.echo(f"{digest}  {image}")
     if record and record.sha256 != digest:
         click.echo(
-            f"Error: {image} has changed since it was built, because its record has another "
-            f"SHA-256, {record.sha256}; build or copy the image again",
+            f"Error: {image} has changed since its build: its record has the SHA-256 "
+            f"{record.sha256}; build or copy the image again",
             err=True,
         )
         return 1

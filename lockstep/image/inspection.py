@@ -61,7 +61,8 @@ def read_record(image: Path) -> Record | None:
         return Record.model_validate_json(files.content(path))
     except ValidationError:
         raise ValueError(
-            f"{path} is not a record of lockstep image build; remove it, and build the image again"
+            f"{path} is not a record of lockstep image build; remove the file, and build the image "
+            "again"
         ) from None
 
 
@@ -174,7 +175,7 @@ def facts(image: Path) -> dict[str, Any]:
     if record and record.size_bytes != image.stat().st_size:
         raise ValueError(
             f"{record_path(image)} describes another image, of {record.size_bytes} bytes; remove "
-            "this record"
+            f"{record_path(image).name}, or build the image again"
         )
     attributes = apptainer.inspect(image)
     labels, text = attributes.get("labels") or {}, attributes.get("deffile") or ""

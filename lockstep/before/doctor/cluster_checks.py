@@ -66,7 +66,7 @@ GRACE_S = 20
 NUM_NODES = 2
 # Most states of nodes out of service to show, and most nodes to name for each state.
 MAX_STATES = MAX_NAMED = 8
-BACK = "run lockstep slurm nodes, and ask the cluster's support when the nodes will be in service"
+BACK = "run lockstep slurm nodes to see why nodes take no jobs, or ask the cluster's support"
 # A node prints its name in Slurm, its host name, then its network interfaces. The mark
 # distinguishes this line from the output of a site's prologs.
 MARK = "lockstep-node:"
@@ -82,74 +82,83 @@ def _container(subject: Subject) -> Container:
     if wanted is None:
         raise NotNeededError("the site uses no image")
     if wanted.runtime in ("podman-hpc", "pyxis"):
-        raise NotNeededError("doctor can check only images of Apptainer")
+        raise NotNeededError(f"doctor checks only Apptainer images, not those of {wanted.runtime}")
     return wanted
 
 
-def _report_missing(subject: Subject, text: str, action: str) -> Finding:
+def _report_missing(subject: Subject, problem: str, action: str) -> Finding:
     """Return a "missing", or a warning on a login node, whose jobs run elsewhere."""
     is_job = "SLURM_JOB_ID" in subject.environ
     if subject.site is not None and isinstance(subject.slurm, Cluster) and not is_job:
-        return warning(f"on this login node: {text}", action)
-    return missing(text, action)
+        return warning(f"on this login node: {problem}", action)
+    return missing(problem, action)
 
 
 @check("Image", "Apptainer")
 def apptainer(subject: Subject) -> Finding:
     has_singularity = shutil.which("singularity") is not None
-    why_not, runtime = "", "apptainer"
+    reason, runtime = "", "apptainer"
     try:
         runtime = _container(subject).runtime
     except NotNeededError as error:
-        why_not = str(error)
-    load = f"load the module of {runtime}, or ask the cluster's support to install it"
+        reason = str(error)
     if runtime == "singularity":
         if has_singularity:
             return ok("singularity is installed; the next checks need Apptainer and are skipped")
-        return _report_missing(subject, "singularity is not on PATH", load)
+        action = "load the Singularity module, or ask the cluster's support to install Singularity"
+        return _report_missing(subject, "singularity is not on PATH", action)
     if shutil.which("apptainer"):
         version = programs.version()
         if programs.is_older(version, LEAST_APPTAINER):
             action = "ask the cluster's support for Apptainer 1.1 or newer, which needs no setuid"
             return warning(f"Apptainer {version} is old", action)
         return ok(version)
-    if why_not:
-        raise NotNeededError(f"apptainer is not on PATH; {why_not}")
+    if reason:
+        raise NotNeededError(f"apptainer is not on PATH, but is not needed: {reason}")
     if has_singularity:
-        action = 'load Apptainer, or set runtime = "singularity" in [container] of the site file'
+        action = (
+            'load the Apptainer module, or set runtime = "singularity" in the table [container] of '
+            "the site file"
+        )
         text = "only singularity is installed, but the jobs call apptainer"
         return _report_missing(subject, text, action)
-    action = f"{load}; to do without an image, set modules or venv in the site file"
+    action = (
+        "load the Apptainer module, or ask the cluster's support to install Apptainer; to measure "
+        "without an image, set modules or venv in the site file"
+    )
     return _report_missing(subject, "apptainer is not on PATH", action)
 
 
 def _build_configuration() -> str:
     """Return the output of `apptainer buildcfg`, empty if it fails, or raise NotNeededError."""
     if shutil.which("apptainer") is None:
-        raise NotNeededError("Apptainer is not installed here")
+        raise NotNeededError("Apptainer is not installed on this machine")
     try:
         configuration = processes.output(["apptainer", "buildcfg"], COMMAND_TIMEOUT_S)
     except RuntimeError:
         return ""
     if "APPTAINER_SUID_INSTALL=1" in configuration:
-        raise NotNeededError("Apptainer is installed with setuid, so this check is not needed")
+        raise NotNeededError(
+            "Apptainer is installed with setuid and needs neither user namespaces nor FUSE"
+        )
     return configuration
 
 
 @check("Image", "User namespaces")
 def namespaces(subject: Subject) -> Finding:
     _build_configuration()
-    for path, refusing in ((NAMESPACES, "0"), (CLONE, "0"), (APPARMOR, "1")):
-        if path.exists() and path.read_text(encoding="ascii").strip() == refusing:
-            text = f"{hostname()} forbids user namespaces to ordinary users: {path} is {refusing}"
+    for path, setting in ((NAMESPACES, "0"), (CLONE, "0"), (APPARMOR, "1")):
+        if path.exists() and path.read_text(encoding="ascii").strip() == setting:
+            text = f"{hostname()} lets no ordinary user create namespaces: {path} is {setting}"
             action = (
-                f"ask the cluster's support to change {path} or install apptainer-suid; try {TRY}"
+                f"ask the cluster's support to change {path}, or to install apptainer-suid; the "
+                f"command {TRY} shows whether namespaces work"
             )
             return _report_missing(subject, text, action)
     try:
         processes.output(TRY.split(), COMMAND_TIMEOUT_S)
     except RuntimeError as error:
-        text = f"the kernel of {hostname()} refuses a user namespace: {error}"
+        text = f"the kernel of {hostname()} does not let users create namespaces: {error}"
         action = "ask the cluster's support to allow user namespaces, or to install apptainer-suid"
         return _report_missing(subject, text, action)
     return ok("ordinary users may create user namespaces")
@@ -163,13 +172,14 @@ def fuse(subject: Subject) -> Finding:
         return _report_missing(subject, f"{FUSE} does not exist", action)
     mode = FUSE.stat().st_mode
     if mode & 0o006 != 0o006:
-        text = f"{FUSE} is {stat.filemode(mode)}: ordinary users cannot use it"
-        return _report_missing(subject, text, f"ask the cluster's support for chmod 666 {FUSE}")
+        text = f"ordinary users cannot use {FUSE}, whose mode is {stat.filemode(mode)}"
+        action = f"ask the cluster's support to run chmod 666 {FUSE}"
+        return _report_missing(subject, text, action)
     libexec = re.search(r"^LIBEXECDIR=(.+)$", configuration, re.MULTILINE)
     folder = f"{libexec[1]}/apptainer/bin" if libexec else "/usr/libexec/apptainer/bin"
     for name in ("squashfuse_ll", "squashfuse"):
         if helper := shutil.which(name, path=folder) or shutil.which(name):
-            return ok(f"{FUSE} is open to all users; {helper} is installed")
+            return ok(f"all users may use {FUSE}, and {helper} is installed")
     text = "neither squashfuse_ll nor squashfuse is installed"
     return _report_missing(subject, text, "ask the cluster's support to install squashfuse")
 
@@ -177,7 +187,9 @@ def fuse(subject: Subject) -> Finding:
 @check("Image", "Image file", is_long=True)
 def image(subject: Subject) -> Finding:
     path = Path(_container(subject).image)
-    action = "run lockstep image build, or correct container.image in the site file"
+    action = (
+        "build the image with lockstep image build, or correct container.image in the site file"
+    )
     try:
         header, digest = inspection.read_header(path), sha256(path)
     except OSError as error:
@@ -186,20 +198,25 @@ def image(subject: Subject) -> Finding:
         return missing(f"{path} is not a SIF image", action)
     here = inspection.architecture_here()
     if header.architecture not in (None, here):
-        text = f"{path} is built for {header.architecture}, but this machine is {here}"
-        action = "build the image on one of the nodes, or correct container.image in the site file"
+        text = f"{path} is built for {header.architecture}, but this machine has {here}"
+        action = (
+            "build the image on a node of the site, or correct container.image in the site file"
+        )
         return _report_missing(subject, text, action)
-    text = f"{path}, {path.stat().st_size / GB:.1f} GB, sha256 {digest[:12]}"
+    num_gb, digest_start = f"{path.stat().st_size / GB:.1f}", digest[:12]
+    image_facts = f"the image {path} has {num_gb} GB and the SHA-256 {digest_start}"
     try:
         record = read_record(path)
     except ValueError as error:
-        return warning(f"{text}; {error}", "copy the image again, together with its record")
+        action = f"copy the image again, together with {path.name}.json, its build record"
+        return warning(f"{image_facts}; {error}", action)
     if record is None:
-        return ok(f"{text}; the image has no build record")
+        return ok(f"{image_facts}; it has no build record to compare with")
     if record.sha256 != digest:
-        text = f"{text}, but its build record has sha256 {record.sha256[:12]}"
-        return missing(text, "build or copy the image again")
-    return ok(f"{text}; its build record has the same sha256")
+        recorded = record.sha256[:12]
+        text = f"{image_facts}, but its build record has the SHA-256 {recorded}"
+        return missing(text, "build the image again, or copy it here again")
+    return ok(f"{image_facts}, as in its build record")
 
 
 @check("Image", "Image's Python", is_long=True)
@@ -207,7 +224,7 @@ def image_runs(subject: Subject) -> Finding:
     wanted = _container(subject)
     runtime = subject.site.gpu_runtime if subject.site and subject.wants_gpus else None
     if shutil.which("apptainer") is None or not Path(wanted.image).is_file():
-        raise NotNeededError("Apptainer or the image file is missing; see the checks above")
+        raise NotNeededError("Apptainer or the image file is missing, so the image was not started")
     options = ["--cleanenv", "--no-eval", *([GPU_FLAGS[runtime]] if runtime else [])]
     options += [*(f"--bind={bind}" for bind in wanted.binds), *wanted.args]
     command = ["apptainer", "exec", *options, "--env", "PYTHONNOUSERSITE=1", wanted.image]
@@ -219,20 +236,22 @@ def image_runs(subject: Subject) -> Finding:
             processes.output([*command, "true"], COMMAND_TIMEOUT_S)
         except RuntimeError:
             # On some machines root lacks capabilities.
-            return _report_missing(subject, str(error), f"try this as an ordinary user: {trial}")
+            return _report_missing(subject, str(error), f"run as an ordinary user: {trial}")
         return missing(
-            f"the image starts, but cannot measure: {error}", f"try this in a shell: {trial}"
+            f"the image starts, but its Python cannot measure: {error}",
+            f"run this command to see the whole error: {trial}",
         )
-    text = torch_in_words(facts)
+    torch_facts = torch_in_words(facts)
     if runtime and not facts[runtime]:
-        built_for = RUNTIMES[runtime]
+        platform = RUNTIMES[runtime]
         return missing(
-            f"{text}; this torch cannot use the site's GPUs, which need {built_for}",
-            f"build the image on a base with {built_for}, or correct gpu_runtime in the site file",
+            f"the site's GPUs need {platform}, but the image has {torch_facts}",
+            f"build the image from a base image whose torch is built for {platform}, or correct "
+            "gpu_runtime in the site file",
         )
     if runtime and facts["nccl"] is None:
-        action = "build the image on a base whose torch has NCCL"
-        return missing(f"{text}; this torch has no NCCL", action)
+        action = "build the image from a base image whose torch has NCCL"
+        return missing(f"the image's torch has no NCCL: {torch_facts}", action)
     return judge_versions(facts)
 
 
@@ -241,8 +260,8 @@ def site_file(subject: Subject) -> Finding:
     if subject.site is None:
         raise NotNeededError("no --site given")
     if keys := ", ".join(subject.site.to_fill_in):
-        action = "fill in these keys in the site file; until then no job can be submitted"
-        return missing(f"these keys are not filled in yet: {keys}", action)
+        action = f"fill in {keys} in the site file; until then no job can be submitted"
+        return missing(f"these keys of the site file are not filled in yet: {keys}", action)
     return ok("every key of the site file is filled in")
 
 
@@ -253,7 +272,7 @@ def answers(subject: Subject) -> Finding:
         names = ", ".join(partition.name for partition in cluster.partitions)
         return ok(f"{cluster.version or 'a'} on {cluster.name}, partitions {names}")
     if subject.site is None and isinstance(cluster, NotInstalledError):
-        raise NotNeededError("Slurm is not installed here, and no site file names a cluster")
+        raise NotNeededError("Slurm is not installed on this machine, and no --site is given")
     if isinstance(cluster, FailedError) and cluster.to_do:
         return missing(cluster.says, cluster.to_do)
     action = "run lockstep doctor on a login node of the cluster, or try again later"
@@ -280,30 +299,39 @@ def partition(subject: Subject) -> Finding:
     names = [partition.name for partition in cluster.partitions]
     if chosen is None:
         wanted = f"partition {site.partition}" if site.partition else "the default partition"
-        action = f"set partition in the site file to one of {', '.join(names)}"
+        partitions = ", ".join(names)
+        action = f"set partition in the site file to one of {partitions}"
         return missing(f"{wanted} does not exist", action)
     if not chosen.is_up:
-        action = "choose another partition, or ask the cluster's support when this one will be up"
+        action = (
+            "set another partition in the site file, or ask the cluster's support when partition "
+            f"{chosen.name} will be up"
+        )
         return missing(f"partition {chosen.name} is not up", action)
     if absent := ", ".join(sorted(set(site.partitions) - set(names))):
-        text = f"the site file has partitions that do not exist: {absent}"
-        return missing(text, "remove their tables, [partitions.NAME], from the site file")
+        text = f"the site file describes partitions that do not exist: {absent}"
+        action = f"remove the [partitions.NAME] tables of {absent} from the site file"
+        return missing(text, action)
     fitting = [node for node in chosen.nodes if not _lacks(site, node)]
     if not fitting:
         lacks = sorted({reason for node in chosen.nodes for reason in _lacks(site, node)})
         reasons = "; ".join(lacks) or "the partition has no nodes"
-        action = "correct the site file; lockstep init --dry-run shows what the nodes have"
+        action = (
+            "correct the site file; lockstep init --dry-run prints a site file that fits the nodes"
+        )
         return missing(f"no node of partition {chosen.name} fits the site file: {reasons}", action)
     here = sum(node.is_here for node in fitting)
-    text = f"partition {chosen.name}: {len(fitting)} of {len(chosen.nodes)} nodes fit the site file"
+    num_fitting, num_nodes = len(fitting), len(chosen.nodes)
+    fit = f"{num_fitting} of {num_nodes} nodes of partition {chosen.name} fit the site file"
     if not here:
-        action = "ask the cluster's support when the nodes will be in service"
-        return warning(f"{text}, but none of them is in service", action)
+        action = f"ask the cluster's support when partition {chosen.name} will be in service"
+        return warning(f"{fit}, but none of these nodes is in service", action)
     kinds = {node.kind.shape for node in fitting}
     if len(kinds) > 1 and not site.gpu_types:
-        action = "set constraint or gpu_type in the site file, so that jobs get nodes of one kind"
-        return warning(f"{text}, but they are of {len(kinds)} kinds", action)
-    return ok(f"{text}, {here} in service")
+        action = "set constraint or gpu_type in the site file, so that a job's nodes are all equal"
+        num_kinds = len(kinds)
+        return warning(f"{fit}, but these nodes have {num_kinds} kinds of hardware", action)
+    return ok(f"{fit}, and {here} of them are in service")
 
 
 def _lacks(site: Site, node: Node) -> list[str]:
@@ -312,21 +340,22 @@ def _lacks(site: Site, node: Node) -> list[str]:
     mem = site.mem or "0"  # in MiB without a unit
     mem_mib = (size(f"{mem}M" if mem.isdecimal() else mem) or 0) // MIB
     lacks = [
-        f"{key} is {wanted}, but nodes have {has}"
-        for key, wanted, has in (
+        f"{key} is {requested} in the site file, but the nodes have {available}"
+        for key, requested, available in (
             ("gpus_per_node", site.gpus_per_node, kind.num_gpus),
             ("cpus_per_node", site.cpus_per_node, kind.num_cpus),
             ("mem in MiB", mem_mib, kind.memory_mib),
         )
-        if wanted > has
+        if requested > available
     ]
     if site.gpu_type and site.gpu_type != kind.gpu_type:
-        lacks.append(
-            f"gpu_type is {site.gpu_type}, but nodes have {kind.gpu_type or 'untyped GPUs'}"
-        )
+        has = kind.gpu_type or ("GPUs without a type" if kind.num_gpus else "no GPUs")
+        lacks.append(f"gpu_type is {site.gpu_type} in the site file, but the nodes have {has}")
     # Expressions such as a&b or [a|b] are left to Slurm.
     if site.constraint and site.constraint.isidentifier() and site.constraint not in node.features:
-        lacks.append(f"constraint is {site.constraint}, but no node has this feature")
+        lacks.append(
+            f"the nodes lack the feature {site.constraint}, the constraint in the site file"
+        )
     return lacks
 
 
@@ -334,12 +363,13 @@ def _lacks(site: Site, node: Node) -> list[str]:
 def time_limit(subject: Subject) -> Finding:
     site, _, chosen = _find_partition(subject)
     if chosen is None or chosen.max_time is None:
-        return ok(f"time is {site.time}; the partition has no limit")
+        return ok(f"time in the site file is {site.time}; the partition has no time limit")
     if parse_limit(site.time) > parse_limit(chosen.max_time):
         action = f'set time in the site file to "{chosen.max_time}" or less'
-        text = f"time is {site.time}, but partition {chosen.name} allows {chosen.max_time}"
+        text = f"partition {chosen.name} allows {chosen.max_time}, but time is {site.time}"
         return missing(text, action)
-    return ok(f"time is {site.time}; the partition allows {chosen.max_time}")
+    text = f"time in the site file is {site.time}; the partition allows up to {chosen.max_time}"
+    return ok(text)
 
 
 @check("Slurm", "Account")
@@ -357,17 +387,20 @@ def account(subject: Subject) -> Finding:
         return missing(text, f"set account in the site file to one of {choices}")
     if wanted not in accounts.names:
         action = f"set account in the site file to one of {choices}"
-        return missing(f"{wanted} is not one of your accounts", action)
+        return missing(f"{wanted} is not one of your Slurm accounts", action)
     usable = accounts.qos[wanted]
     if site.qos and site.qos not in usable:
-        action = f"set qos in the site file to one of {', '.join(usable)}"
+        allowed = ", ".join(usable)
+        action = f"set qos in the site file to one of {allowed}"
         action = action if usable else "remove qos from the site file"
         return missing(f"account {wanted} may not use QOS {site.qos}", action)
     if chosen and chosen.accounts and wanted not in chosen.accounts:
-        action = f"choose an account that the partition allows: {listed(chosen.accounts)}"
+        allowed = listed(chosen.accounts)
+        action = f"set account in the site file to one of {allowed}"
         return missing(f"account {wanted} may not use partition {chosen.name}", action)
     if chosen and chosen.qos and site.qos and site.qos not in chosen.qos:
-        action = f"choose a qos that the partition allows: {listed(chosen.qos)}"
+        allowed = listed(chosen.qos)
+        action = f"set qos in the site file to one of {allowed}"
         return missing(f"QOS {site.qos} may not use partition {chosen.name}", action)
     qos = f"QOS {site.qos}" if site.qos else "the default QOS"
     return ok(f"jobs use account {wanted} and {qos}")
@@ -381,10 +414,12 @@ def job_limits(subject: Subject) -> Finding:
     limits = associations.limits(cluster, subject.accounts, chosen, site.account, site.qos)
     for limit in limits:
         if limit.name == "MaxWall" and parse_limit(site.time) > limit.value:
-            outcome = "sbatch would refuse jobs" if limit.denies else "jobs would wait for ever"
+            outcome = (
+                "sbatch would refuse the jobs" if limit.denies else "the jobs would wait for ever"
+            )
             most = clock(limit.value)
             action = f'set time in the site file to "{most}" or less, or choose another qos'
-            text = f"time is {site.time}, which exceeds {limit.text}, so {outcome}"
+            text = f"time is {site.time}, but the limit is {limit.text}, so {outcome}"
             return missing(text, action)
     texts = [limit.text for limit in limits]
     return ok(texts[0], *texts[1:]) if texts else ok("your account and QOS set no limits")
@@ -393,12 +428,12 @@ def job_limits(subject: Subject) -> Finding:
 @check("Slurm", "Accounting", is_long=True)
 def accounting(subject: Subject) -> Finding:
     if not _cluster(subject).keeps_accounts:
-        action = "continue, but reports will lack queue times, memory and billing"
+        action = "continue without accounting; reports will lack queue times, memory and billing"
         return warning("Slurm has no accounting on this cluster", action)
     try:
         slurm.ask("sacct", "--noheader", "--allocations", "--format=JobID")
     except RuntimeError as error:
-        action = "try again later; until then reports have the accounting that is already saved"
+        action = "try again later; until then reports show only accounting that was saved before"
         return warning(str(error), action)
     return ok("sacct answers")
 
@@ -407,10 +442,10 @@ def accounting(subject: Subject) -> Finding:
 def nodes(subject: Subject) -> Finding:
     site = subject.site
     if not subject.asks_nodes:
-        raise NotNeededError("no node was checked; --slurm starts a job that checks two nodes")
+        raise NotNeededError("no node was checked; give --slurm to check two nodes by a short job")
     if isinstance(subject.slurm, RuntimeError):
         text = "Slurm does not answer, so no job can start"
-        return missing(text, "run lockstep doctor on a login node")
+        return missing(text, "run lockstep doctor on a login node of the cluster")
     chosen = subject.slurm.partition(site.partition if site else None)
     members: list[Node] = []
     # With a reservation only Slurm knows the nodes, which may even be in maintenance.
@@ -426,7 +461,7 @@ def nodes(subject: Subject) -> Finding:
     try:
         printed = _ask(command)
     except BusyError as error:
-        action = "continue without this check, or try again when nodes are free"
+        action = "continue without a check of the nodes, or try again when nodes are free"
         return warning(str(error), action, *_states(gone))
     except RuntimeError as error:
         action = f"try: {shlex.join(command[:-3])} hostname"
@@ -434,17 +469,21 @@ def nodes(subject: Subject) -> Finding:
     rows = parse_nodes(printed)
     details = [f"{node}, host {host}: {', '.join(links)}" for node, host, *links in rows]
     if len(rows) < num_nodes:
-        return missing(f"only {len(rows)} of {num_nodes} nodes answered", "try again", *details)
+        num_answers = len(rows)
+        return missing(f"only {num_answers} of {num_nodes} nodes answered", "try again", *details)
     for name in named_interfaces(subject):
         lacking = [row[0] for row in rows if not any(link.startswith(name) for link in row[2:])]
         if lacking:
-            text = f"{', '.join(lacking)} has no interface {name}, which the site file names"
-            action = "set interface in the site file to one that every node has"
+            names = ", ".join(lacking)
+            text = f"the interface {name} of the site file is missing on {names}"
+            action = "set interface in the site file to a network interface that every node has"
             return missing(text, action, *details)
     if num_nodes < wanted:
         text = "only one node answered, because no other node can take a job"
         return warning(text, BACK, *details, *_states(gone))
-    return ok(f"{num_nodes} node(s) answered and have the interfaces of the site file", *details)
+    return ok(
+        f"{num_nodes} node(s) answered and have the network interfaces of the site file", *details
+    )
 
 
 def _states(gone: Sequence[Node]) -> list[str]:
@@ -501,14 +540,16 @@ def _ask(command: Sequence[str]) -> str:
             reason, _, start = answer.partition("|")
             if reason and reason not in FOR_EVER:
                 expected = f", and Slurm expects to start it at {start}" if start != "N/A" else ""
+                cancelled = _cancel(started)
                 raise BusyError(
-                    "the nodes are busy and were not checked: after "
-                    f"{QUEUED_S} s the job still waits ({reason}){expected}; {_cancel(started)}"
+                    f"the nodes were not checked, because the job still waits after {QUEUED_S} s "
+                    f"({reason}){expected}; {cancelled}"
                 ) from None
             try:
                 printed, complaint = started.communicate(timeout=NODES_TIMEOUT_S - QUEUED_S)
             except subprocess.TimeoutExpired:
-                late = f"no nodes were free within {NODES_TIMEOUT_S} s; {_cancel(started)}"
+                cancelled = _cancel(started)
+                late = f"no nodes were free within {NODES_TIMEOUT_S} s; {cancelled}"
                 raise RuntimeError(late) from None
     if started.returncode:
         text = f"srun failed with exit code {started.returncode}"
@@ -523,7 +564,7 @@ def _cancel(started: "subprocess.Popen[str]") -> str:
         started.communicate(timeout=GRACE_S)
     except subprocess.TimeoutExpired:
         started.kill()
-        return "the job may still be queued; check with squeue --me --name=doctor"
+        return "the job may still be queued; look for it with squeue --me --name=doctor"
     return "the job was cancelled"
 
 
@@ -548,14 +589,17 @@ class Diagnosis:
     @property
     def verdict(self) -> str:
         if not (self.runs_here or self.submits):
-            return "Nothing can be measured from here, but lockstep plan and report still work."
+            return "Nothing can be measured here, but lockstep plan and lockstep report still work."
         if not self.runs_here:
-            return "The site's jobs can be submitted, but `lockstep run` cannot measure here."
-        text = "`lockstep run` can measure here."
+            return (
+                "The site's jobs can be submitted, but lockstep run cannot measure on this machine."
+            )
+        text = "lockstep run can measure on this machine."
         if self.submits:
-            text = "`lockstep run` can measure here, and the site's jobs can be submitted."
+            text = "lockstep run can measure on this machine, and the site's jobs can be submitted."
         if num_missing := sum(finding.level == "missing" for finding in self.findings):
-            text += f" {counted(num_missing, 'check')} above found something missing."
+            checks = counted(num_missing, "check")
+            text += f" {checks} above found something missing."
         return text
 
     def facts(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ LEVELS: tuple[Level, ...] = ("ok", "warning", "missing", "not needed")
 
 
 @click.command()
-@site_option("chosen_site", "Also check this site file or built-in site")
+@site_option("chosen_site", "Also check this site, a site file or a built-in name")
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
@@ -35,9 +35,9 @@ LEVELS: tuple[Level, ...] = ("ok", "warning", "missing", "not needed")
     type=click.Path(path_type=Path, file_okay=False),
     default="results",
     show_default=True,
-    help="Folder of results to check.",
+    help="Results folder; its file system and free space are checked.",
 )
-@click.option("--slurm", is_flag=True, help="Also start a job of one minute on two nodes.")
+@click.option("--slurm", is_flag=True, help="Also check two nodes by a one-minute Slurm job.")
 @click.option(
     "--system",
     "describes",
@@ -50,7 +50,7 @@ LEVELS: tuple[Level, ...] = ("ok", "warning", "missing", "not needed")
     help="With --system: write the entry into this file, and keep other machines' entries.",
 )
 @click.option(
-    "--known-gpus", is_flag=True, help="Only list the GPUs with a known peak rate, which MFU needs."
+    "--known-gpus", is_flag=True, help="Only list the GPU models for which MFU can be computed."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @click.pass_context
@@ -68,16 +68,16 @@ def doctor(
 ) -> None:
     """Check whether this machine, a site and its image are ready to measure.
 
-    Exit code: 0 if ready, 1 if something is missing, 3 if nothing can be measured from here.
+    Exit code: 0 if ready, 1 if something is missing, 3 if nothing can be measured.
 
     \b
     Examples:
-      lockstep doctor                            this machine
-      lockstep doctor --site site.toml           also a site, its image and Slurm
-      lockstep doctor --site site.toml --slurm   also two of its nodes
-      lockstep doctor --data /scratch/me         also the folder of data
-      lockstep doctor --system --output SYSTEM.md   add or renew this machine's entry
-      srun lockstep doctor --system --json       a compute node's hardware, network and settings
+      lockstep doctor                           # check this machine
+      lockstep doctor --site site.toml          # check also a site, its image and Slurm
+      lockstep doctor --site site.toml --slurm  # check also two of the site's nodes
+      lockstep doctor --data /scratch/me        # check also the folder of data
+      lockstep doctor --system --output SYSTEM.md  # write or renew this machine's entry
+      srun lockstep doctor --system --json      # print a compute node's hardware and settings
     """
     if describes or known_gpus:
         _describe(output, known_gpus=known_gpus, as_json=as_json)
@@ -142,7 +142,7 @@ def _describe(output: Path | None, *, known_gpus: bool, as_json: bool) -> None:
     from lockstep.machine import system as machine
 
     if as_json and output:
-        raise click.UsageError("--json and --output exclude each other; give one of the two")
+        raise click.UsageError("give either --json or --output, not both")
     if known_gpus:
         click.echo(machine.known_gpus())
         return
@@ -152,6 +152,6 @@ def _describe(output: Path | None, *, known_gpus: bool, as_json: bool) -> None:
     elif output:
         old = output.read_text(encoding="utf-8") if output.exists() else ""
         write_atomically(output, machine.merge_entry(old, machine.to_markdown(facts)))
-        click.echo(f"Wrote the entry of {facts['hostname']} to {output}", err=True)
+        click.echo(f"Wrote the entry of machine {facts['hostname']} to {output}", err=True)
     else:
         click.echo(machine.to_markdown(facts), nl=False)

@@ -157,8 +157,8 @@ def check(group: str, name: str, *, is_long: bool = False) -> Callable[[Check], 
             except NotNeededError as why:
                 finding = Finding("", str(why), "not needed")
             except (OSError, RuntimeError) as error:
-                text = f"this check could not run: {error}"
-                finding = warning(text, "continue if a test job works")
+                text = f"the check {name} could not run: {error}"
+                finding = warning(text, "continue if a small test job succeeds")
             return replace(finding, kind=name, group=group)
 
         CHECKS[name] = run, is_long
@@ -184,7 +184,8 @@ def torch_in_words(facts: Mapping[str, Any]) -> str:
     built = [f"{name} {facts[key]}" for key, name in names.items() if facts[key]]
     built += ["gloo"] if facts["gloo"] else []
     gpus = f"{facts['gpus']} GPU(s)" if facts["gpus"] else "no GPU"
-    return f"torch {facts['torch']} with {', '.join(built)}; torch sees {gpus}"
+    version, backends = facts["torch"], ", ".join(built) or "no backend"
+    return f"torch {version} with {backends}; torch sees {gpus}"
 
 
 def judge_versions(facts: Mapping[str, Any], *details: str) -> Finding:
@@ -198,13 +199,13 @@ def judge_versions(facts: Mapping[str, Any], *details: str) -> Finding:
         major = driver.partition(".")[0]
         if major.isdecimal() and int(major) < LEAST_DRIVER.get(cuda, 0):
             least = f"{LEAST_DRIVER[cuda]} or newer"
-            reason = f"CUDA {cuda} needs driver {least}, but this machine has {driver}"
-            action = "ask for a newer driver, or use a torch that is built for an older CUDA"
+            reason = f"CUDA {cuda} needs driver {least}, but this machine has driver {driver}"
+            action = "ask for a newer NVIDIA driver, or use a torch that is built for an older CUDA"
             return warning(f"{text}; {reason}", action)
     loaded, built_for = facts["nccl"], facts.get("built_for_nccl")
     if loaded and built_for and _numbers(loaded) < _numbers(built_for):
         action = "remove the older NCCL from LD_LIBRARY_PATH and LD_PRELOAD"
-        reason = f"this torch was built for NCCL {built_for}, but loads {loaded}"
+        reason = f"torch was built for NCCL {built_for}, but loads the older NCCL {loaded}"
         return warning(f"{text}; {reason}", action)
     return ok(text, *details)
 
@@ -215,15 +216,15 @@ def _numbers(version: str) -> list[int]:
 
 @check("This machine", "lockstep run", is_long=True)
 def local_torch(subject: Subject) -> Finding:
-    absent, _, action = launcher.missing_packages().partition("; ")
-    if absent and subject.site is not None:
-        raise NotNeededError(f"{absent}; the site's jobs use their own Python")
-    if absent:
-        return missing(absent, f"{action}, or use an image and a site file")
+    problem, _, action = launcher.missing_packages().partition("; ")
+    if problem and subject.site is not None:
+        raise NotNeededError(f"{problem}; the site's jobs use another Python")
+    if problem:
+        return missing(problem, f"{action}, or measure in an image, which a site file names")
     try:
         facts = probe([sys.executable])
     except RuntimeError as error:
-        action = "install a matching pair of torch and torchvision"
+        action = "install versions of torch and torchvision that match"
         return missing(f"torch cannot be imported: {error}", action)
     return judge_versions(facts, f"Python {sys.version.split()[0]}, {sys.executable}")
 
@@ -242,15 +243,17 @@ def gpus(subject: Subject) -> Finding:
     if any(Path("/dev").glob("nvidia[0-9]*")):
         text = "/dev/nvidia* exists, but nvidia-smi is not on PATH"
         return warning(text, "install the driver's tools, which include nvidia-smi")
-    elsewhere = "the site's nodes have GPUs" if subject.wants_gpus else "ranks measure on the CPU"
-    raise NotNeededError(f"this machine has no GPU; {elsewhere}")
+    if subject.wants_gpus:
+        raise NotNeededError("this machine has no GPU, but the site's nodes have GPUs")
+    raise NotNeededError("this machine has no GPU, so ranks measure on the CPU")
 
 
 @check("This machine", "Threads")
 def threads(subject: Subject) -> Finding:
     cores, may_use = psutil.cpu_count() or 1, len(os.sched_getaffinity(0))
     wanted = subject.environ.get("OMP_NUM_THREADS")
-    text = f"{may_use} of {cores} CPUs are usable; OMP_NUM_THREADS is {wanted or 'unset'}"
+    setting = wanted or "unset"
+    text = f"{may_use} of {cores} CPUs are usable; OMP_NUM_THREADS is {setting}"
     if wanted is not None and not (wanted.isdecimal() and int(wanted) <= may_use):
         return warning(text, f"set OMP_NUM_THREADS to {may_use} or less, or unset it")
     if may_use < cores and "SLURM_JOB_ID" not in subject.environ:
@@ -265,23 +268,28 @@ def open_files(subject: Subject) -> Finding:  # noqa: ARG001
     if soft == resource.RLIM_INFINITY or soft >= LEAST_OPEN_FILES:
         return ok(f"ulimit -n is {_limit(soft)}")
     goal = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
-    action = f'run ulimit -n {goal}; in the site file set shell_before = "ulimit -n {goal}"'
+    action = (
+        f'run ulimit -n {goal} in your shell, and for jobs set shell_before = "ulimit -n {goal}" '
+        "in the site file"
+    )
     return warning(f"ulimit -n is {soft}, which is too low for many loader workers", action)
 
 
 @check("This machine", "Locked memory")
 def locked_memory(subject: Subject) -> Finding:
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    text = f"ulimit -l is {_limit(soft)}"
+    limit = _limit(soft)
     if soft == resource.RLIM_INFINITY:
-        return ok(text)
+        return ok(f"ulimit -l is {limit}")
     names_fast = any(name.startswith(("ib", "hsn")) for name in named_interfaces(subject))
     if not (network.infiniband_ports() or names_fast):
-        raise NotNeededError(f"{text}; only InfiniBand needs a higher limit")
+        raise NotNeededError(f"ulimit -l is {limit}; only InfiniBand needs a higher limit")
     action = (
-        'ask for unlimited memlock, or set shell_before = "ulimit -l unlimited" in the site file'
+        "ask the cluster's support for unlimited locked memory, or set shell_before = "
+        '"ulimit -l unlimited" in the site file'
     )
-    return warning(f"{text}, so NCCL cannot register buffers and uses sockets", action)
+    text = f"ulimit -l is {limit}, so NCCL cannot register buffers and uses sockets"
+    return warning(text, action)
 
 
 def _limit(value: int) -> str:
@@ -292,13 +300,15 @@ def _limit(value: int) -> str:
 def foreign_packages(subject: Subject) -> Finding:
     folder = Path(site_packages.getusersitepackages())
     if paths := subject.environ.get("PYTHONPATH"):
-        action = "unset PYTHONPATH; Lockstep's jobs set their own"
+        action = "unset PYTHONPATH; Lockstep's jobs set PYTHONPATH themselves"
         return warning(f"PYTHONPATH is set: {paths}", action)
     num = len(list(folder.glob("*.dist-info"))) if site_packages.ENABLE_USER_SITE else 0
     if "PYTHONNOUSERSITE" in subject.environ or not num:
         return ok("Python uses no packages from PYTHONPATH or ~/.local")
-    text = f"{num} packages in {folder} are visible to every Python of this version"
-    return warning(text, "export PYTHONNOUSERSITE=1, as Lockstep's jobs do")
+    text = f"every Python of this version also uses {num} packages in {folder}"
+    return warning(
+        text, "run export PYTHONNOUSERSITE=1 in your shell; Lockstep's jobs do this themselves"
+    )
 
 
 def interfaces(classes: Path = network.CLASSES) -> list[str]:
@@ -325,17 +335,19 @@ def named_interfaces(subject: Subject) -> list[str]:
 @check("Network", "Interface")
 def interface(subject: Subject) -> Finding:
     here, named = interfaces(), named_interfaces(subject)
-    listed = ", ".join(here) or "only the loopback"
+    present = ", ".join(here) or "only the loopback interface"
     absent = [n for n in named if not any(name.startswith(n) for name in [*here, "lo"])]
     if absent:
-        text = f"the site file names {', '.join(absent)}, but this machine has {listed}"
-        action = "correct interface in the site file, or check the nodes: lockstep doctor --slurm"
+        names = ", ".join(absent)
+        text = f"the site file names the interfaces {names}, but this machine has {present}"
+        action = "correct interface in the site file, or check the nodes with --slurm"
         return warning(text, action)
     if named:
-        return ok(f"this machine has {', '.join(named)}, which the site file names")
+        names = ", ".join(named)
+        return ok(f"this machine has the interfaces {names}, which the site file names")
     if here and here[0].startswith(FAST):
-        return ok(f'this machine has {listed}; set interface = "{here[0]}" in the site file')
-    return ok(listed)
+        return ok(f'this machine has {present}; set interface = "{here[0]}" in the site file')
+    return ok(f"this machine has {present}")
 
 
 @check("Network", "NCCL variables")
@@ -350,12 +362,13 @@ def nccl_variables(subject: Subject) -> Finding:
     problems = variables.problems(environ)
     if problems:
         details = [f"{problem.message}; {problem.action}" for problem in problems]
-        action = "correct the variables in [env] of the site file, or in your shell"
-        return warning(f"{len(problems)} problem(s)", action, *details)
+        action = "correct these variables under [env] in the site file, or in your shell"
+        return warning(f"{len(problems)} problem(s) with variables", action, *details)
     names = [name for name in environ if name.startswith(COMMUNICATION_PREFIXES)]
     if not names:
-        raise NotNeededError("no variable of NCCL, Gloo or torch is set")
-    return ok(f"{len(names)} variable(s) of NCCL, Gloo or torch are set to valid values")
+        raise NotNeededError("no environment variable of NCCL, Gloo or torch is set")
+    num_set = len(names)
+    return ok(f"{num_set} variable(s) of NCCL, Gloo or torch are set, all to valid values")
 
 
 @check("Storage", "Data")
@@ -364,11 +377,13 @@ def data_storage(subject: Subject) -> Finding:
         Path(subject.site.scratch) if subject.site and subject.site.scratch else None
     )
     if path is None:
-        raise NotNeededError("no --data is given, and the site file sets no scratch")
+        raise NotNeededError("no --data is given, and the site file names no scratch folder")
     if not path.exists() and subject.data:
-        return missing(f"{path} does not exist", "create the folder, or choose another with --data")
+        return missing(
+            f"{path} does not exist", "create the folder, or choose another folder with --data"
+        )
     if not path.exists():  # perhaps a variable of jobs, or a disk of the nodes
-        raise NotNeededError(f"the site's scratch {path} does not exist on this machine")
+        raise NotNeededError(f"the site's scratch folder {path} does not exist on this machine")
     _, text, is_good = _storage(path, path)
     if not is_good:
         action = "move the data to a parallel file system or a local disk, which load faster"
@@ -384,21 +399,25 @@ def results_storage(subject: Subject) -> Finding:
     try:
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
-        return missing(f"{path}: {error.strerror}", "choose a writable folder with --to")
+        return missing(f"{path}: {error.strerror}", "choose a writable results folder with --to")
     if kind in FLEETING:
-        action = "with --to, choose a folder that remains when this machine or container ends"
+        action = "with --to, choose a results folder that outlives this machine or container"
         return warning(text, action)
     finding = _enough(path, text)
     if finding.level == "ok" and subject.site is not None and kind in ON_ONE_MACHINE:
-        text = f"{text}; the nodes see this folder only if this machine exports it"
-        ask = f"run srun ls -d {shlex.quote(str(path))}"
-        return warning(text, f"{ask}; if it fails, choose a folder on shared storage with --to")
+        text = f"{text}; the cluster's nodes see this folder only if this machine exports it"
+        folder = shlex.quote(str(path))
+        action = (
+            f"run srun ls -d {folder}; if this fails, choose a folder on shared storage with --to"
+        )
+        return warning(text, action)
     return finding
 
 
 def _enough(path: Path, text: str) -> Finding:
     if shutil.disk_usage(path).free < LEAST_FREE_BYTES:
-        action = f"free {LEAST_FREE_BYTES // GB} GB on this file system, or choose another folder"
+        least_gb = LEAST_FREE_BYTES // GB
+        action = f"free {least_gb} GB on the file system of {path}, or choose another folder"
         return warning(text, action)
     return ok(text)
 

@@ -63,15 +63,20 @@ def campaign_file(
         line("name", "first", "name of the results folder"),
         line("studies", STUDIES, "what to measure"),
         line("world_sizes", world_sizes, "numbers of ranks"),
-        line("repeats", 3, "launches of each world size, in random order"),
+        line("repeats", 3, "number of launches of each world size, in random order"),
         line("size", size, "how much to measure: smoke, laptop, node or cluster"),
         line("workload", "resnet50", "model to train; by default the size's model", is_set=False),
         line("precision", "bf16", "fp32 by default", is_set=False),
-        line("global_batch", batch, "samples of all ranks (strong study)", is_set=batch != usual),
+        line(
+            "global_batch",
+            batch,
+            "samples per update over all ranks (study strong)",
+            is_set=batch != usual,
+        ),
     ]
     if is_cluster:
-        cuts = '"ladder" makes a job per repeat, "job" one per world size, "array" one per case'
-        limit = "time limit of one launch; by default the site's time"
+        cuts = '"ladder": a job per repeat; "job": a job per world size; "array": a job per case'
+        limit = "time limit of one launch; by default time in the site file"
         parts += [
             "\n[jobs]",
             line("allocation", "ladder", cuts),
@@ -147,7 +152,8 @@ def choose(cluster: Cluster, accounts: Accounts) -> Partition:
     if not usable:
         raise RuntimeError(
             f"cluster {cluster.name} shows you no partition with nodes; ask the cluster's "
-            "support which to use, or start from a built-in site: lockstep init --site example"
+            "support which partition to use, or start from a built-in site with lockstep init "
+            "--site example"
         )
     return min(usable, key=lambda partition: (not partition.has_gpus, not partition.is_default))
 
@@ -159,7 +165,10 @@ def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> str
     most, of_time, _, _ = largest_job(cluster, accounts, chosen, kind)
     time, bound = min(USUAL_TIME, most or USUAL_TIME, key=parse_limit), of_time or most
     name, *others = around.interfaces or ("ib0",)
-    where = f"this machine also has {_short(others)}" if others else f"all nodes must have {name}"
+    where = f"every node must have the network interface {name}"
+    if others:
+        interfaces = _short(others)
+        where = f"this machine also has the interfaces {interfaces}"
     is_fast = name.startswith(FAST) and bool(around.interfaces)
     parts = [
         *_inventory(cluster, chosen),
@@ -169,11 +178,19 @@ def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> str
         *_account(chosen, accounts),
         line("reservation", "NAME", "reserved nodes", is_set=False),
         *_hardware(chosen, kind),
-        line("time", time, f"limit of one job; at most {bound}" if bound else "limit of one job"),
+        line(
+            "time",
+            time,
+            f"time limit of a job, at most {bound}" if bound else "time limit of a job",
+        ),
         *([line("max_array_size", cluster.max_array_size)] if cluster.max_array_size else []),
         line("interface", name, where, is_set=is_fast),
         line("scratch", around.scratch or "/scratch/ME", "for data files", is_set=False),
-        line("extra_directives", ["--exclusive"], "so that no other job disturbs the timing"),
+        line(
+            "extra_directives",
+            ["--exclusive"],
+            "reserve whole nodes, so that no other job disturbs the timing",
+        ),
         *_software(around),
         "\n[env]",
         line("NCCL_DEBUG", "WARN", is_set=kind.num_gpus > 0),
@@ -184,23 +201,24 @@ def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> str
             most, of_time, nodes, of_nodes = largest_job(cluster, accounts, partition, kind)
             is_bare = re.fullmatch(r"[\w-]+", partition.name, re.ASCII)
             key = partition.name if is_bare else json.dumps(partition.name, ensure_ascii=False)
-            parts.append(f"\n[partitions.{key}]{'' if most else '  # without a time limit'}")
+            comment = "" if most else "  # this partition has no time limit"
+            parts.append(f"\n[partitions.{key}]{comment}")
             if most:
-                parts.append(line("time", most, of_time or "time limit of one job"))
-            parts.append(line("max_nodes", nodes, of_nodes or "most nodes of one job"))
+                parts.append(line("time", most, of_time or "largest time limit of a job"))
+            parts.append(line("max_nodes", nodes, of_nodes or "largest number of nodes of a job"))
     return "\n".join(parts) + "\n"
 
 
 def _software(around: Surroundings) -> Iterator[str]:
     shared = "this path must be on storage that all nodes see"
     if around.has_apptainer or not (around.venv or around.modules):
-        yield "\n# Instead of an image, set `modules` or `venv`, and `suite`, the path of Lockstep."
+        yield "\n# Without an image, set modules or venv, and set suite to a checkout of Lockstep."
         yield "[container]"
-        placeholder = f"{FILL_IN}path of an image; lockstep image build makes one"
+        placeholder = f"{FILL_IN}path of an image, which lockstep image build makes"
         first, *others = around.images or (placeholder,)
         yield line("image", str(first), shared if around.images else "")
         yield from (line("image", str(path), is_set=False) for path in others)
-        yield line("binds", ["/scratch"], "folders of the host that the image needs", is_set=False)
+        yield line("binds", ["/scratch"], "folders of the host to show in the image", is_set=False)
         return
     if around.venv:
         yield line("venv", str(around.venv), shared)
@@ -210,8 +228,8 @@ def _software(around: Surroundings) -> Iterator[str]:
 
 
 def _inventory(cluster: Cluster, chosen: Partition) -> Iterator[str]:
-    version = cluster.version or "of unknown version"
-    yield f"# Written by `lockstep init` from cluster {one_line(cluster.name)}, Slurm {version}."
+    version, name = cluster.version or "of unknown version", one_line(cluster.name)
+    yield f"# lockstep init wrote this file for the cluster {name} with Slurm {version}."
     yield "# A key after a # is not set; remove the # to set it."
     yield "#"
     row = "#   {:<16} {:>5}  {:<18} {:>5}  {:>8}  {}"
@@ -223,7 +241,7 @@ def _inventory(cluster: Cluster, chosen: Partition) -> Iterator[str]:
             name, gpus = one_line(partition.name) + mark, one_line(kind.gpus)
             longest_job = partition.max_time or "no limit"
             yield row.format(name, number, gpus, kind.num_cpus, memory, longest_job)
-    yield "#   * this file uses this partition"
+    yield "#   * marks the partition that this file uses"
 
 
 def _accounts(chosen: Partition, accounts: Accounts) -> list[str]:
@@ -260,7 +278,7 @@ def _account(chosen: Partition, accounts: Accounts) -> Iterator[str]:
     account = next(iter(allowed), None)
     others = ", ".join(name for name in allowed if name != account)
     if account is None:
-        needed = "project to charge, if the cluster needs one"
+        needed = "project to charge, if the cluster needs a project"
         yield line("account", "PROJECT", needed, is_set=False)
     else:
         yield line("account", account, f"or {others}" if others else "project to charge")
@@ -273,25 +291,27 @@ def _hardware(chosen: Partition, kind: Kind) -> Iterator[str]:
     types = {other.gpu_type for other, _ in chosen.kinds if other.num_gpus}
     yield line("gpus_per_node", kind.num_gpus, "" if kind.num_gpus else "measure on the CPUs")
     if kind.gpu_type:
-        several = f"the partition has {len(types)} types" if len(types) > 1 else "the only type"
-        yield line("gpu_type", kind.gpu_type, several, is_set=len(types) > 1)
+        num_types = len(types)
+        several = f"one of {num_types} types of GPU" if num_types > 1 else "the only type of GPU"
+        yield line("gpu_type", kind.gpu_type, several, is_set=num_types > 1)
     # Name (amd_instinct_mi250x) or architecture (gfx90a) of an AMD GPU.
     if re.search(r"mi[0-9]{2}|gfx[0-9]", kind.gpu_type or "", re.IGNORECASE):
         yield line("gpu_runtime", "rocm")
     yield line("cpus_per_node", kind.num_cpus)
     if not kind.num_gpus and kind.num_cpus > 1:
         yield line("max_ranks_per_node", ranks_per_node(kind), "the ranks of a node share its CPUs")
-    yield line("mem", "0", f"0 means all {kind.memory_mib / MIB_PER_GIB:.0f} GiB of a node")
+    memory = f"{kind.memory_mib / MIB_PER_GIB:.0f} GiB"
+    yield line("mem", "0", f"0 requests the whole memory of a node, {memory}")
     # A feature that only the nodes of this kind have keeps jobs on these nodes.
     is_needed = len(chosen.kinds) > 1 and len(types) < 2
     alike = [node.features for node in chosen.nodes if node.kind.shape == kind.shape]
     others = [node.features for node in chosen.nodes if node.kind.shape != kind.shape]
     unique = frozenset.intersection(*alike) - frozenset().union(*others)
     if is_needed and unique:
-        why = "the partition has several kinds of nodes; this feature chooses one"
+        why = "the partition has several kinds of nodes; jobs get nodes with this feature"
         yield line("constraint", min(unique), why)
     elif is_needed:
-        why = "the partition has several kinds of nodes"
+        why = "the partition has several kinds of nodes; name a feature of one kind"
         yield line("constraint", "FEATURE", why, is_set=False)
     else:
         features = sorted(frozenset().union(*alike))

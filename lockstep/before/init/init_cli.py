@@ -14,7 +14,7 @@ import click
     "folder", type=click.Path(path_type=Path, file_okay=False), default=".", required=False
 )
 @click.option(
-    "--site", help="Start from a built-in site instead of asking Slurm: example, lumi-g ..."
+    "--site", help="Start from a built-in site, such as example, instead of asking Slurm."
 )
 @click.option("--force", is_flag=True, help="Replace existing files.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the files, but do not write them.")
@@ -25,9 +25,9 @@ def init(folder: Path, site: str | None, *, force: bool, dry_run: bool) -> None:
 
     \b
     Examples:
-      lockstep init                  write into the current folder
-      lockstep init --dry-run        only print the files
-      lockstep init --site example   start from a built-in site, for example on a laptop
+      lockstep init                  # write the files into the current folder
+      lockstep init --dry-run        # only print the files
+      lockstep init --site example   # start from a built-in site, for example on a laptop
     """
     from lockstep.before.init import drafts
     from lockstep.core.files import write_atomically
@@ -39,9 +39,10 @@ def init(folder: Path, site: str | None, *, force: bool, dry_run: bool) -> None:
         return
     existing = [str(folder / name) for name in texts if (folder / name).exists()]
     if existing and not force:
-        verb, them = ("exists", "it") if len(existing) == 1 else ("exist", "them")
+        paths = " and ".join(existing)
+        exist = "already exists" if len(existing) == 1 else "already exist"
         raise ValueError(
-            f"{' and '.join(existing)} already {verb}; give --force to replace {them}, or "
+            f"{paths} {exist}; give --force to replace existing files, or "
             "--dry-run to print the new text"
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -57,10 +58,11 @@ def _next(folder: Path, texts: Mapping[str, str]) -> str:
     campaign, site = (shlex.quote(str(folder / name)) for name in ("campaign.toml", "site.toml"))
     if "site.toml" not in texts:
         return (
-            "Slurm is not installed here, so the campaign is only for this machine.\n"
+            "Slurm is not installed here, so the campaign measures only this machine.\n"
             f"Next: lockstep run {campaign}"
         )
     keys = re.findall(rf'^(\w+) = "{FILL_IN}', texts["site.toml"], re.MULTILINE)
     if keys:
-        return f"Next: fill in {', '.join(keys)} in {site}, then lockstep doctor --site {site}"
+        names = ", ".join(keys)
+        return f"Next: fill in {names} in {site}, then run lockstep doctor --site {site}"
     return f"Next: lockstep doctor --site {site}\n      lockstep plan {campaign} --site {site}"

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  lockstep screen                                the devices of this machine
-  lockstep screen --ranks 2 --device cpu --json  for a prolog or a maintenance job
+  lockstep screen                                # screen the devices of this machine
+  lockstep screen --ranks 2 --device cpu --json  # in a prolog or a maintenance job
   srun -N4 --ntasks-per-node=1 apptainer exec lockstep.sif lockstep screen
   srun -N4 --ntasks-per-node=8 --gpus-per-node=8 apptainer exec --nv pytorch.sif lockstep screen
 """
@@ -34,11 +34,13 @@ FIRST_PORT, NUM_PORTS = 15_000, 15_000
 @click.option(
     "--ranks",
     type=click.IntRange(min=1),
-    help="Number of ranks to start here; by default one per GPU, or two without GPUs. The tasks of "
-    "srun or torchrun are themselves the ranks.",
+    help="Number of ranks to start here; by default one per GPU, or two without GPUs. Under srun "
+    "or torchrun each task is a rank.",
 )
 @click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), help="Device to screen; cuda if there is a GPU."
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    help="Device to screen; by default cuda if there is a GPU, else cpu.",
 )
 @click.option(
     "--repeats",
@@ -52,9 +54,16 @@ FIRST_PORT, NUM_PORTS = 15_000, 15_000
     "CPUs).",
 )
 @click.option(
-    "--to", type=click.Path(dir_okay=False, path_type=Path), help="Also write all results as JSON."
+    "--to",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write all results into this file, as JSON.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each node.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print a line of JSON for each node, instead of the table.",
+)
 def screen(
     ranks: int | None,
     device: str | None,
@@ -66,17 +75,17 @@ def screen(
     """Find slow nodes, devices and links within seconds, before a campaign.
 
     Every rank multiplies matrices and copies memory. Then the ranks of each node all-reduce among
-    themselves. Then the nodes all-reduce in pairs, each with up to three partners. In one step,
-    groups of nodes work at the same time. The steps for n nodes are at most ceil(log2 n) + 2, and
-    at most four.
+    themselves. Then the nodes all-reduce in pairs, each with up to three partners. In each
+    step, groups of nodes work at the same time. A screening of n nodes takes at most
+    ceil(log2 n) + 2 steps, and never more than four.
 
     A node, device or link is slow if it takes at least 5 % longer than the others and the interval
     of this ratio is above 1.02. If nothing is slow, at most 1 % of screenings report something.
     Links between nodes are compared if there are at least three nodes. On one node, only its
     devices are compared.
 
-    With --floor-gb-per-s an all-reduce over all ranks must reach this bandwidth. If it does not,
-    the slowest node is also named.
+    With --floor-gb-per-s an all-reduce over all ranks must reach this bandwidth. If the all-reduce
+    is slower, the slowest node is also named.
 
     Exit code: 0 if nothing is slow, 1 if something is slow, 2 for wrong input, 3 if the machine
     fails.
@@ -120,8 +129,8 @@ def find_rank(environ: Mapping[str, str]) -> dict[str, str] | None:
         } | dict(environ)
     if "SLURM_JOB_ID" in environ and int(environ.get("SLURM_NNODES", "1")) > 1:
         raise ValueError(
-            f"this job has {environ['SLURM_NNODES']} nodes, but this is one process on one node; "
-            "start it with srun --ntasks-per-node=1, or with one task per GPU"
+            f"the job has {environ['SLURM_NNODES']} nodes, but lockstep screen runs on only one; "
+            "start lockstep screen with srun --ntasks-per-node=1, or with one task per GPU"
         )
     return None
 

@@ -87,14 +87,16 @@ def num_repeats(num_ranks: int, wanted: int | None) -> int:
     """
     if num_ranks < 2:
         raise ValueError(
-            "one rank cannot be compared with others; start two or more, for example with "
-            "srun -N4 --ntasks-per-node=1 or --ranks 2"
+            "one rank cannot be compared with others; start two or more ranks, for example with "
+            "--ranks 2 or srun -N4 --ntasks-per-node=1"
         )
     # For up to four units per rank; with fewer repeats no interval could lie above its bound.
     least = math.ceil(math.log2(2 * 4 * num_ranks / search.ERROR))
     if wanted is not None and wanted < least:
-        text = f"{wanted} repeats on {num_ranks} ranks are too few to show that a rank is slow"
-        raise ValueError(f"{text}; give {least} or more")
+        raise ValueError(
+            f"{wanted} repeats on {num_ranks} ranks are too few to show that a rank is slow; give "
+            f"--repeats {least} or more"
+        )
     return wanted or max(search.USUAL_REPEATS, least)
 
 

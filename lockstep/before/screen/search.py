@@ -43,23 +43,26 @@ NOISY = 0.2
 MOST_SHOWN = 32
 # Probe -> its column, and the end of a sentence about its slowness.
 PROBES: dict[Probe, tuple[str, str]] = {
-    "matmul": ("matrix product", "a matrix product takes {} times as long as on the others"),
-    "memory": ("memory copy", "a copy in memory takes {} times as long as on the others"),
-    "host_copy": ("copy from host", "a copy from the host takes {} times as long as on the others"),
+    "matmul": ("matrix product", "a matrix product takes {ratio} times as long as on the others"),
+    "memory": ("memory copy", "a copy in memory takes {ratio} times as long as on the others"),
+    "host_copy": (
+        "copy from host",
+        "a copy from the host takes {ratio} times as long as on the others",
+    ),
     "node_all_reduce": (
         "within node",
-        "an all-reduce among the node's ranks takes {} times as long as on the others",
+        "an all-reduce among the node's ranks takes {ratio} times as long as on the others",
     ),
     "pair_all_reduce": (
         "with other nodes",
-        "an all-reduce with any other node takes {} times as long as on the others",
+        "an all-reduce with any other node takes {ratio} times as long as on the others",
     ),
 }
 UNCOMPARED: dict[Probe, str] = {
-    "node_all_reduce": "Links within nodes were not compared, because that needs the same number "
-    "of ranks on each node",
-    "pair_all_reduce": "Links between nodes were not compared, because that needs three nodes "
-    "that are not slow themselves",
+    "node_all_reduce": "Links within nodes were not compared, because the nodes have different "
+    "numbers of ranks",
+    "pair_all_reduce": "Links between nodes were not compared, because a comparison needs three "
+    "nodes that are not slow",
 }
 
 Pair = tuple[str, str]
@@ -122,9 +125,10 @@ def _slowest_first(finding: Finding) -> float:
 def _make_finding(kind: Kind, row: Row, seats: Sequence[Seat]) -> Finding:
     node = row.nodes[0]
     if len(row.nodes) == 2:
+        nodes, times = listed(row.nodes), row.text
         text = (
-            f"The link between {listed(row.nodes)} is slow: an all-reduce between them takes "
-            f"{row.text} times as long as their all-reduces with other nodes."
+            f"The link between {nodes} is slow: an all-reduce between these nodes takes {times} "
+            "times as long as their all-reduces with other nodes."
         )
         return Finding(kind, text, row=row)
     what = f"Node {node}"
@@ -132,7 +136,7 @@ def _make_finding(kind: Kind, row: Row, seats: Sequence[Seat]) -> Finding:
         what = f"Device {seats[row.rank].local_rank} of {node} (rank {row.rank})"
     elif kind == "slow-link":
         what = f"The link {'within' if row.probe == 'node_all_reduce' else 'to'} {node}"
-    return Finding(kind, f"{what} is slow: {PROBES[row.probe][1].format(row.text)}.", row=row)
+    return Finding(kind, f"{what} is slow: {PROBES[row.probe][1].format(ratio=row.text)}.", row=row)
 
 
 @dataclass(frozen=True)
@@ -404,7 +408,8 @@ def describe_floor(screening: Screening) -> str | None:
     if reduced is None or not reduced.is_below:
         return None
     row, ranks = reduced.slowest, counted(len(screening.seats), "rank")
-    of_all = f"an all-reduce over {ranks} on {listed(screening.nodes)} has {reduced.text}"
+    nodes, bandwidth = listed(screening.nodes), reduced.text
+    of_all = f"an all-reduce over {ranks} on {nodes} has {bandwidth}"
     slowest = row and f"; {listed(row.nodes)} takes {ratio(row.ratio)} times as long as other nodes"
     return f"{of_all}{slowest or ''}"
 
@@ -421,16 +426,18 @@ def page(screening: Screening) -> str:
             f"{percent(unseen)} % slower."
         )
         if unseen > NOISY:
-            text = "This result is coarse; screen again at a quieter time, or with more --repeats."
+            text = "To find smaller differences, screen at a quieter time, or with more --repeats."
             lines.append(text)
     if reduced := screening.all_reduce:
-        lines.append(
-            f"An all-reduce of {reduced.num_bytes / 2**20:g} MiB over all ranks has {reduced.text}."
-        )
+        message, bandwidth = f"{reduced.num_bytes / 2**20:g} MiB", reduced.text
+        lines.append(f"An all-reduce of {message} over all ranks has {bandwidth}.")
     if screening.findings and len(nodes) > 1:
         # Without one of its two nodes a slow link is not used.
         slow = dict.fromkeys(finding.row.nodes[-1] for finding in screening.findings)
-        lines.append(f"To leave these nodes out, give sbatch or srun --exclude={','.join(slow)}")
+        slow_nodes = ",".join(slow)
+        lines.append(
+            f"To run jobs without the slow nodes, give sbatch or srun --exclude={slow_nodes}"
+        )
     lines += [f"{UNCOMPARED[probe]}." for probe in screening.uncompared]
     steps = f"{counted(screening.steps, 'step')} of at most {screening.promised_steps}"
     who = f"{counted(len(nodes), 'node')}, {counted(num_ranks, 'rank')}, {steps}"
@@ -461,5 +468,5 @@ def _table(screening: Screening) -> list[str]:
     table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
     left_out = len(order) - MOST_SHOWN
     more = [f"and {counted(left_out, 'rank')}, all faster"] if left_out > 0 else []
-    unit = "Each cell is a time / that of the others, with its interval; above 1 is slower."
+    unit = "Each cell is a time divided by the others' time, with its interval. Above 1 is slower."
     return [unit, "", *table, *more]
