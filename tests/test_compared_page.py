@@ -153,7 +153,7 @@ def test_imported_tables_are_never_to_be_measured(tmp_path):
     with pytest.raises(ValueError, match=r"no point in common.*; use lockstep report A B, which"):
         run(tree, folders[0])
     told = " ".join(run(*folders).stdout.split())
-    assert "next: Read the ratios as they are: imported values" in told
+    assert "next: Read the ratios without a verdict: imported values" in told
     assert "five launches" not in told
 
 

@@ -120,14 +120,16 @@ def tasks_against_gpus(job: Job) -> Iterator[Hit]:
             continue
         if tasks and gpus and tasks != gpus:
             idle = f" and leaves {gpus - tasks} idle" if tasks < gpus else ""
-            own_ranks, own_gpus = counted(tasks, "rank"), counted(gpus, "GPU")
-            fact = f"srun starts {own_ranks} on a node with {own_gpus}{idle}"
-            yield Hit(
-                step.line, f"{fact}: a rank drives only one GPU", f"set --ntasks-per-node={gpus}"
+            num_ranks, num_gpus = counted(tasks, "rank"), counted(gpus, "GPU")
+            fact = (
+                f"srun starts {num_ranks} on a node with {num_gpus}{idle}: a rank drives only one "
+                "GPU"
             )
+            yield Hit(step.line, fact, f"set --ntasks-per-node={gpus}")
 
 
-@BATCH.rule("WORKERS-GPUS", "error", 'the extra ranks fail with "invalid device ordinal"',
+@BATCH.rule("WORKERS-GPUS", "error",
+            'the ranks without a GPU of their own fail with "invalid device ordinal"',
             "set --nproc-per-node to the number of GPUs of a node")  # fmt: skip
 def workers_against_gpus(job: Job) -> Iterator[Hit]:
     for command in job.active if job.is_batch else ():
@@ -136,12 +138,12 @@ def workers_against_gpus(job: Job) -> Iterator[Hit]:
         gpus = job.gpus_per_node(step)
         if not (launcher and workers and gpus):
             continue
-        fact = f"{launcher} starts {workers} ranks on a node with {gpus} GPUs"
+        started = f"{launcher} starts {workers} ranks on a node with {gpus} GPUs"
         if workers > gpus:
-            fact = f'{fact}: the extra ranks fail with "invalid device ordinal"'
+            fact = f'{started}: ranks without a GPU fail with "invalid device ordinal"'
             yield Hit(command.line, fact, f"set --nproc-per-node={gpus}")
         elif 1 < workers < gpus and (job.tasks_per_node(step) or 1) == 1:
-            fact = f"{fact} and leaves {gpus - workers} idle"
+            fact = f"{started} and leaves {gpus - workers} idle"
             yield Hit(command.line, fact, f"set --nproc-per-node={gpus}", "warning")
 
 
@@ -169,8 +171,8 @@ PLAIN_PACKAGES = {"torch", "torchvision", "torchaudio", "numpy", "tqdm", "matplo
 
 @BATCH.rule("INIT-VARIABLES", "error",
             "init_process_group fails without RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
-            "start the ranks with torchrun; or set MASTER_ADDR and MASTER_PORT in this script, and "
-            "RANK=$SLURM_PROCID and WORLD_SIZE=$SLURM_NTASKS in each task")  # fmt: skip
+            "start the ranks with torchrun, or set MASTER_ADDR and MASTER_PORT in this script and "
+            "set RANK=$SLURM_PROCID and WORLD_SIZE=$SLURM_NTASKS in each task")  # fmt: skip
 def missing_variables(job: Job) -> Iterator[Hit]:
     """Yield each srun of a Python file for which nothing sets the variables that ranks need.
 
@@ -194,8 +196,8 @@ def missing_variables(job: Job) -> Iterator[Hit]:
         others = script.packages - sys.stdlib_module_names - PLAIN_PACKAGES
         may_set = bool(others) or any(variable in text for variable in needed)
         if absent and not may_set:
-            missing = " and ".join(absent)
-            fact = f"{name} calls init_process_group, but nothing sets {missing}"
+            missing_variables = " and ".join(absent)
+            fact = f"{name} calls init_process_group, but nothing sets {missing_variables}"
             yield Hit(step.line, fact)
 
 
@@ -224,8 +226,9 @@ def nodes_apart(job: Job) -> Iterator[Hit]:
         is_hidden = any(token.startswith(("$", '"$')) or "config_file" in token for token in tokens)
         lacks = [name for name, words in wanted.items() if not [*option_values(tokens, *words)]]
         if launcher and step.is_certain and not is_hidden and nodes > 1 and lacks:
-            missing = " or ".join(lacks)
-            yield Hit(step.line, f"{launcher} starts on {nodes} nodes without {missing}")
+            missing_options = " or ".join(lacks)
+            fact = f"{launcher} starts on {nodes} nodes without {missing_options}"
+            yield Hit(step.line, fact)
 
 
 def find_starters(job: Job, programs: Collection[str]) -> Iterator[Hit]:
@@ -257,7 +260,7 @@ RANK_OPTION = re.compile(r"--(node|machine|local|global)?[_-]?rank\b")
 
 
 @BATCH.rule("NODE-RANK-BATCH", "error",
-            "in the batch shell these variables are 0, so every task gets 0",
+            "each rank variable is 0 in the batch shell, so every task gets 0",
             "put the variable in single quotes, so that each task expands it: srun bash -c "
             "'$SLURM_PROCID'"
             )  # fmt: skip
@@ -436,8 +439,8 @@ def meets_itself(job: Job) -> Iterator[Hit]:
                     if expression and expression.strip("${}") not in part.live:
                         yield Hit(
                             command.line,
-                            f"each task expands {expression} itself, so each task "
-                            f"gets another {noun}",
+                            f"each task expands {expression} itself, so each task gets a different "
+                            f"{noun}",
                         )
 
 
@@ -495,7 +498,7 @@ def two_environments(job: Job) -> Iterator[Hit]:
         yield Hit(line, fact)
     elif len({kind for _, kind in activated}) > 1:
         (_, earlier), (line, environment) = activated[0], activated[-1]
-        yield Hit(line, f"{environment} is activated on top of {earlier}")
+        yield Hit(line, f"the script activates {environment} on top of {earlier}")
 
 
 @BATCH.rule("EXIT-CODE", "warning",
@@ -520,7 +523,7 @@ def lost_exit_code(job: Job) -> Iterator[Hit]:
         if is_launch and command.ends in ("|", "|&"):
             piped.add(command.line)
             launcher = "srun" if step else torch_launcher(command.tokens)
-            fact = f"the exit code of {launcher} is lost in a pipe without pipefail"
+            fact = f"the pipe loses the exit code of {launcher}, because pipefail is not set"
             yield Hit(command.line, fact)
     commands = [command for command in job.sequence if command.depth == 0]
     top = [at for at, command in enumerate(commands) if command.words and not command.function]
@@ -588,19 +591,20 @@ def _find_ranks(commands: list[Command], checked: set[int]) -> dict[int, bool]:
 CASE = re.compile(r"\s*\(?-[\w-]*\*?(\s*\|\s*[\w*-]+)*\s*\)")  # patterns of a case
 
 
-@BATCH.rule("BROKEN-LINE", "error", "the next line is not part of the command",
+@BATCH.rule("BROKEN-LINE", "error",
+            "the shell does not read the next line as a part of the command",
             "make the backslash the last character of the line")  # fmt: skip
 def broken_line(job: Job) -> Iterator[Hit]:
     cut: dict[int, str] = {}
     for command in job.shell.commands:
         if command.cut_in:
-            cut[command.cut_in] = "a space after the backslash ends the command"
+            cut[command.cut_in] = "a space after the backslash ends the command too early"
         first = command.words[0].text if command.words else ""
         line, before = job.lines[command.line - 1], command.line - 1  # text, and line above
         begins = re.match("--?[a-zA-Z]", first) and line.lstrip().startswith(first)
         text = job.lines[before - 1].strip() if begins and before and not CASE.match(line) else ""
         if text.startswith("#"):
-            cut[before] = "a comment between the lines of the command ends it"
+            cut[before] = "a comment between its lines ends the command too early"
         elif text and before not in cut and not text.endswith(("|", "&&")):
             cut[before] = "the line has no backslash at its end"
     yield from (Hit(line, fact) for line, fact in cut.items())
@@ -663,7 +667,7 @@ def late_directive(job: Job) -> Iterator[Hit]:
             yield Hit(line, fact)
 
 
-@BATCH.rule("DIRECTIVE-SPELLING", "error", "sbatch reads the line as a comment",
+@BATCH.rule("DIRECTIVE-SPELLING", "error", "sbatch reads this line as a comment",
             "write #SBATCH in capitals at the start of the line")  # fmt: skip
 def misspelt_directive(job: Job) -> Iterator[Hit]:
     for line, text in job.shell.comments:
@@ -671,10 +675,11 @@ def misspelt_directive(job: Job) -> Iterator[Hit]:
         if match and not text.startswith("#SBATCH"):
             words = [Word(line, word) for word in split_words(match[1])]
             if not options(words, SHORT)[1]:
-                yield Hit(line, f"the line {text[:60].rstrip()!r} does not begin with #SBATCH")
+                directive = text[:60].rstrip()
+                yield Hit(line, f"the line {directive!r} does not begin with #SBATCH")
 
 
-@BATCH.rule("DIRECTIVE-OFF", "note", "sbatch ignores the line",
+@BATCH.rule("DIRECTIVE-OFF", "note", "sbatch ignores this directive, because the line is a comment",
             "remove the extra # if sbatch shall read the line")  # fmt: skip
 def disabled_directive(job: Job) -> Iterator[Hit]:
     for line, text in job.shell.comments:
@@ -712,7 +717,8 @@ def missing_folder(job: Job) -> Iterator[Hit]:
             fact = f"the folder {folder} of --{name} does not exist"
             if not is_sure:
                 fact = (
-                    f"--{name} needs a folder {folder}, which is neither here nor beside the script"
+                    f"the folder {folder} of --{name} is neither in the current folder nor "
+                    "beside the script"
                 )
             yield Hit(option.line, fact, severity="error" if job.slurm and is_sure else None)
 
@@ -758,7 +764,7 @@ def one_gpu_per_task(job: Job) -> Iterator[Hit]:
         if option and not is_one:
             yield Hit(step.line, f"with srun {option} each task sees only one GPU")
         elif any(re.match(r"CUDA_VISIBLE_DEVICES=\S*LOCAL", token) for token in step.tokens):
-            yield Hit(step.line, "with this CUDA_VISIBLE_DEVICES each task sees only one GPU")
+            yield Hit(step.line, "CUDA_VISIBLE_DEVICES limits each task to one GPU")
 
 
 @BATCH.rule("SIGNAL-STEPS", "warning",

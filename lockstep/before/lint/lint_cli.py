@@ -19,7 +19,7 @@ Examples:
   lockstep lint --rules
 
 \b
-Each line reads FILE:LINE: RULE SEVERITY: what is wrong: why; what to do.
+Each printed line has the form FILE:LINE: RULE SEVERITY: what is wrong: why; what to do.
 A folder stands for its .sh, .sbatch, .slurm and .py files.
 Shell scripts need the extra [lint]: pip install '/path/to/checkout[lint]'.
 Exit code: 0 if there is no error and no warning, 1 if there is one, 2 if a script cannot be read.

@@ -238,7 +238,9 @@ def read_each_step(script: Script) -> Iterator[Hit]:
         elif last in WAITING and "cuda" in name:
             action = "move this call out of the step"
             if last == "synchronize":
-                action = "move this call out of the step: time many steps between two such calls"
+                action = (
+                    "move this call out of the step, and time many steps between two such calls"
+                )
             yield Hit(
                 call.lineno, f"{name}() is called in each step: the CPU waits for the GPU", action
             )
@@ -340,8 +342,8 @@ def device_of_global_rank(script: Script) -> Iterator[Hit]:
         devices += call.args if name in ("set_device", "cuda", "device", "to") else []
         if name not in seen and any(_is_global_rank(device, ranks) for device in devices):
             seen.add(name)
-            used = ast.unparse(call)[:60]
-            yield Hit(call.lineno, f"{used} uses the global rank as the number of a device")
+            call_text = ast.unparse(call)[:60]
+            yield Hit(call.lineno, f"{call_text} uses the global rank as a device number")
 
 
 def _is_global_rank(node: ast.AST, ranks: set[str]) -> bool:
@@ -424,7 +426,9 @@ def some_ranks_only(script: Script) -> Iterator[Hit]:
                "use DistributedDataParallel with one process per GPU")  # fmt: skip
 def data_parallel(script: Script) -> Iterator[Hit]:
     for call in script.find("DataParallel"):
-        yield Hit(call.lineno, f"{name_of(call.func)} is used instead of DistributedDataParallel")
+        yield Hit(
+            call.lineno, f"the script uses {name_of(call.func)} instead of DistributedDataParallel"
+        )
 
 
 PORT = re.compile(r"tcp://[^:]+:[1-9][0-9]*")
@@ -458,8 +462,8 @@ def one_gpu_for_all(script: Script) -> Iterator[Hit]:
         if (name in ("to", "device") and is_first) or (
             name == "cuda" and (first is None or is_first or device == 0)
         ):
-            made = ast.unparse(call)[:60]
-            fact = f"{made} is called, but the script never uses LOCAL_RANK"
+            call_text = ast.unparse(call)[:60]
+            fact = f"the script calls {call_text}, but never uses LOCAL_RANK"
             yield Hit(call.lineno, fact)
 
 

@@ -48,9 +48,10 @@ def _words(*words: str, ignore_case: bool = False, integers: bool = False) -> Va
         is_integer = integers and re.fullmatch("[0-9]{1,9}", value, re.ASCII)
         return bool(is_integer) or (value.upper() if ignore_case else value) in words
 
-    known = ", ".join(words)
-    known = f"{known} or, as in older versions of NCCL, an integer" if integers else known
-    return Values(known, accept, words)
+    allowed = allowed_words = ", ".join(words)
+    if integers:
+        allowed = f"{allowed_words} or, as in older versions of NCCL, an integer"
+    return Values(allowed, accept, words)
 
 
 def _list(*words: str, by_function: bool = False) -> Values:
@@ -59,9 +60,9 @@ def _list(*words: str, by_function: bool = False) -> Values:
     entry = rf" *\^?({'|'.join(words)}) *"
     entries = f"({entry}(,{entry})*)?"
     pattern = f"([^;]*:)?{entries}(;([^;]*:)?{entries})*" if by_function else entries
-    known = ", ".join(words)
+    allowed_words = ", ".join(words)
     return Values(
-        f"a list of {known}, separated by commas; ^ before the list excludes the words in it",
+        f"a list of {allowed_words}, separated by commas; ^ before the list excludes its words",
         lambda value: re.fullmatch(pattern, value, re.IGNORECASE) is not None,
     )
 
@@ -284,7 +285,7 @@ def _fault(
         near = [word for word in known.words if level.startswith(word)]
         near = near or difflib.get_close_matches(level[:80], known.words, n=1)
         action = f"set it to {near[0]}" if near else "set an allowed value, or unset the variable"
-        return "value", f"the value in {setting} is not valid; allowed: {known.allowed}", action
+        return "value", f"{setting} is not valid; allowed: {known.allowed}", action
     if name in INTERFACE_NAMES and interfaces is not None and _is_missing(name, value, interfaces):
         present = ", ".join(sorted(interfaces)) or "none"
         message = f"{setting} matches no network interface of this machine, which has {present}"

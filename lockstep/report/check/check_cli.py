@@ -59,7 +59,8 @@ With --targets: 0 if all targets are met, 1 if one is missed, not shown or block
               help="With --targets: earlier results with which throughput_gain is "
                    "judged.")  # fmt: skip
 @click.option("--allow", "allowed", multiple=True, type=click.Choice(ALLOWABLE),
-              help="Fact in which PATHS and --against may differ. Can be repeated.")  # fmt: skip
+              help="Fact in which PATHS and --against may differ. The option can be "
+                   "repeated.")  # fmt: skip
 @click.pass_context
 @opening.accept_bundles()
 def check(
@@ -68,7 +69,7 @@ def check(
 ) -> None:  # fmt: skip
     """Check whether results are a valid scaling study, and print what to fix.
 
-    With --targets, print for each target whether the results meet it, miss it, or do not show it.
+    With --targets, print for each target whether the results meet it, miss it, or cannot decide it.
     Nothing is measured, and no result is changed.
     """
     from lockstep.core.findings import exit_code

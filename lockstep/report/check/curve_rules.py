@@ -76,8 +76,8 @@ def constant_work(evidence: Evidence) -> Iterator[Finding]:
         if name := {"strong": "global_batch", "weak": "local_batch"}.get(scaling):
             kept = _batches(series, name)
             if len(set(kept)) > 1 and not _is_local_batch_fixed(series):
-                varied = joined(kept)
-                text = f"the scaling is {scaling}, but {name} differs between the sizes: {varied}"
+                values = joined(kept)
+                text = f"the scaling is {scaling}, but {name} differs between the sizes: {values}"
                 yield fact("uneven-batch", text, *_sizes(series), at=series, scaling=scaling,
                            fact=name, batches=kept)  # fmt: skip
         base = series.baseline
@@ -112,11 +112,11 @@ def fixed_epochs_as_strong(series: Series) -> Iterator[Finding]:
     is_time = series.base.time_s is not None and series.row.scaling is None
     if (series.row.scaling == "strong" or is_time) and _is_local_batch_fixed(series):
         batches, sizes = _batches(series, "global_batch"), _sizes(series)
-        varied = _grown(batches, sizes)
-        kind, text = "called-strong", f"this series is called strong scaling, but {varied}"
+        batch_grows = _grown(batches, sizes)
+        kind, text = "called-strong", f"this series is called strong scaling, but {batch_grows}"
         if is_time:
             kind = "compared-as-strong"
-            text = f"this series is compared by its total time, but {varied}"
+            text = f"this series is compared by its total time, but {batch_grows}"
         yield fact(kind, text, batches=batches, sizes=sizes)
 
 
@@ -190,8 +190,10 @@ def small_batch(series: Series) -> Iterator[Finding]:
         return
     added_s = {point.world_size: point.step_s - base_s for point in series.above if point.step_s}
     base_ms, more_ranks = number(1e3 * base_s), joined(added_s)
-    added = joined(f"{number(1e3 * each)} ms" for each in added_s.values())
-    text = f"a step takes {base_ms} ms at the baseline, and {added} more on {more_ranks} ranks"
+    extra_times = joined(f"{number(1e3 * each)} ms" for each in added_s.values())
+    text = (
+        f"a step takes {base_ms} ms at the baseline, and {extra_times} more on {more_ranks} ranks"
+    )
     yield fact("short-steps", text, *added_s, added_s=[*added_s.values()], step_s=base_s,
                sizes=[*added_s])  # fmt: skip
 
@@ -245,11 +247,12 @@ def samples_time(evidence: Evidence) -> Iterator[Finding]:
         if apart:
             sizes = [point.world_size for point in apart]
             grown, speedups = [rates[size] for size in sizes], [point.speedup for point in apart]
-            gains, of_times = joined(map(ratio, grown)), joined(map(ratio, speedups))
+            rate_gains, speed_ups = joined(map(ratio, grown)), joined(map(ratio, speedups))
             numbers = joined(samples)
             text = (
-                f"the throughput is {gains} times the baseline's, but the speed-up is {of_times}; "
-                f"both should be equal. The numbers of samples of the runs are {numbers}"
+                f"the throughput is {rate_gains} times the baseline's, but the speed-up is "
+                f"{speed_ups}, and both should be equal. The numbers of samples of the runs are "
+                f"{numbers}"
             )
             action = ("correct the samples or the scaling in the table: in strong scaling all runs "
                       "have equally many samples, in weak scaling n ranks have n times as "
@@ -507,10 +510,10 @@ def curve_breaks(series: Series) -> Iterator[Finding]:
         text, action, values = break_.text, "", dict(break_.values)
         if nodes[index] == 1 and all(nodes):
             kind = "within-node"
-            gain, fewer = ratio(break_.growth), counted(break_.below, "rank")
+            gain, fewer_ranks = ratio(break_.growth), counted(break_.below, "rank")
             text = (
                 f"within one node, {break_.factor:g} times as many ranks give {gain} times the "
-                f"throughput of {fewer}"
+                f"throughput of {fewer_ranks}"
             )
             action = "check what the ranks of a node share: input workers, cores, memory, links"
             over = [
@@ -519,9 +522,9 @@ def curve_breaks(series: Series) -> Iterator[Finding]:
                 if count > 1
             ]
             if over and all(grown > (1 - NOTABLE_LOSS) * count for count, grown in over):
-                kind, (count, grown) = "node-shares", over[-1]
+                kind, (count, grown), in_node = "node-shares", over[-1], text
                 text = (
-                    f"{text}, but {count} nodes give {ratio(grown)} times the throughput of one "
+                    f"{in_node}, but {count} nodes give {ratio(grown)} times the throughput of one "
                     "node"
                 )
                 action = "check the input first: each node brings its own workers, cores and disks"
@@ -561,7 +564,8 @@ def _rate_between(left: Point, right: Point, size: int) -> float:
 
 
 @rule("published-ratio", "error", "the stated and the computed number cannot both be true",
-      "find out which number the source measured, and correct the other", "ladders")  # fmt: skip
+      "find out which number the source measured, and correct the other one in the "
+      "table", "ladders")  # fmt: skip
 def published_ratio(series: Series) -> Iterator[Finding]:
     """A table's column of speed-up or efficiency contradicts its values."""
     speedups, efficiencies = (_column(series, names) for names in (SPEEDUPS, EFFICIENCIES))

@@ -130,8 +130,8 @@ def _crowded(evidence: Evidence, *, is_training: bool) -> Iterator[Finding]:
             cores = len(named) or launch.provenance.get("cores_per_node")
             is_known = isinstance(cores, int) and all(isinstance(n, int) for n in each)
             if cores and is_known and (threads := sum(each)) > cores:
-                available = counted(cores, "core")
-                text = f"the ranks of a host run {threads} threads on {available}"
+                available_cores = counted(cores, "core")
+                text = f"the ranks of a host run {threads} threads on {available_cores}"
                 yield fact("crowded", text, launches=(launch.name,), host=host, threads=threads,
                            cores=cores)  # fmt: skip
 
@@ -205,11 +205,11 @@ def duplicates(evidence: Evidence) -> Iterator[Finding]:
       "check the units of both values, then import or measure the wrong value again")  # fmt: skip
 def other_unit(evidence: Evidence) -> Iterator[Finding]:
     """Launches of one point, or ranks of two sizes, differ by a factor of 100 or more."""
-    hint = "one value may be in another unit, such as milliseconds instead of seconds"
+    likely_cause = "one value may be in another unit, such as milliseconds instead of seconds"
     for series, point in evidence.points:
         if max(point.rates) > UNIT * min(point.rates):
             slow, fast, factor = _extremes(point)
-            text = f"launch {fast} is {factor:.0f} times as fast as launch {slow}; {hint}"
+            text = f"launch {fast} is {factor:.0f} times as fast as launch {slow}; {likely_cause}"
             yield fact("unit", text, point.world_size, at=series, fast=fast, slow=slow,
                        factor=factor)  # fmt: skip
     for series in evidence.ladders:
@@ -219,7 +219,7 @@ def other_unit(evidence: Evidence) -> Iterator[Finding]:
             if (factor := each[high] / each[low]) > UNIT:
                 text = (f"each rank is {factor:.0f} times as fast at world size {high} as at world "
                         f"size {low}")  # fmt: skip
-                yield fact("unit-of-size", f"{text}; {hint}", *each, at=series, fast=high,
+                yield fact("unit-of-size", f"{text}; {likely_cause}", *each, at=series, fast=high,
                            slow=low, factor=factor)  # fmt: skip
 
 
@@ -325,9 +325,9 @@ def journal_only(launch: Launch) -> Iterator[Finding]:
 def journal_contradicts(launch: Launch) -> Iterator[Finding]:
     """A launch's result.json holds other numbers or cases than its journal.jsonl."""
     for case, (result, journal) in list(launch.contradictions.items())[:1]:
-        place = case or "the launch"
-        text = (f"{place} has {result} in result.json, but {journal} in journal.jsonl; reports use "
-                "the journal")  # fmt: skip
+        case_or_launch = case or "the launch"
+        text = (f"{case_or_launch} has {result} in result.json, but {journal} in journal.jsonl; "
+                "reports use the journal")  # fmt: skip
         yield fact("contradicted", text, case=case,
                    result=result, journal=journal)  # fmt: skip
 
@@ -568,8 +568,8 @@ def ranks_missing(entry: Entry) -> Iterator[Finding]:
     held, size = len(entry.block["rank_round_s"]), entry.block["world_size"]
     # Runs of a program are timed from outside by one clock.
     if held != size and "command" not in entry.block.get("details", {}):
-        recorded = counted(held, "rank")
-        text = f"the case has the rounds of {recorded}, but its world size is {size}"
+        recorded_ranks = counted(held, "rank")
+        text = f"the case has the rounds of {recorded_ranks}, but its world size is {size}"
         yield fact("ranks-missing", text, held=held, size=size)
 
 
@@ -614,8 +614,8 @@ def launch_disagrees(evidence: Evidence) -> Iterator[Finding]:
     for launch in evidence.launches:
         ranks, size = len(launch.ranks), launch.facts.get("world_size")
         if ranks and size and ranks != size:
-            recorded = counted(ranks, "rank")
-            text = f"the launch lists {recorded}, but its world size is {size}"
+            listed_ranks = counted(ranks, "rank")
+            text = f"the launch lists {listed_ranks}, but its world size is {size}"
             yield fact("ranks-listed", text, at=launch, ranks=ranks, size=size)
 
 
@@ -686,10 +686,10 @@ def identical_work(evidence: Evidence) -> Iterator[Finding]:
                 slow, fast, factor, low, high = fast, slow, 1 / factor, 1 / high, 1 / low
             if low > 1 and factor > NOTABLE:
                 count = len(launches)
-                over = counted(count, "launch")
+                num_launches = counted(count, "launch")
                 text = (
                     f"both cases do identical work, but {slow} takes {factor:.2f} times as long as "
-                    f"{fast} (interval {low:.2f} to {high:.2f} over {over})"
+                    f"{fast} (interval {low:.2f} to {high:.2f} over {num_launches})"
                 )
                 values = {"slow": slow, "fast": fast, "factor": factor, "low": low, "high": high}
                 yield Finding("identical-work", text, values=values | {"count": count}, cases=pair,

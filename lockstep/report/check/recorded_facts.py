@@ -194,16 +194,18 @@ def _odd_entries(entries: Sequence[Entry], known: Sequence[Facts]) -> Iterator[F
         ]
         name = path.rpartition(".")[2]
         for usual, odd in find_minorities(pairs, [value for _, value in pairs]):
-            value, usually, at = odd[0][1], usual[0][1], joined(sizes(odd))
-            values = {"value": value, "usual": usually, "sizes": sizes(odd), "fact": name}
+            value, usual_value, odd_sizes = odd[0][1], usual[0][1], joined(sizes(odd))
+            values = {"value": value, "usual": usual_value, "sizes": sizes(odd), "fact": name}
             kind, where = "circumstance", odd
-            text = f"{name} is {value} at world size {at}, but {usually} in most launches"
+            text = (
+                f"{name} is {value} at world size {odd_sizes}, but {usual_value} in most launches"
+            )
             if len(usual) == len(odd):
                 kind, where = "circumstances-differ", [*usual, *odd]
                 values["usual_sizes"] = sizes(usual)
                 text = (
-                    f"{name} is {usually} in launches at world size {joined(sizes(usual))}, "
-                    f"but {value} in equally many launches at world size {at}"
+                    f"{name} is {usual_value} in launches at world size {joined(sizes(usual))}, "
+                    f"but {value} in equally many launches at world size {odd_sizes}"
                 )
             # A fact of a launch holds for all of its cases.
             is_of_case = path.startswith("case.")
