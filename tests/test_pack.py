@@ -170,7 +170,7 @@ def test_steps_take_the_mean_measured_on_as_many_nodes_and_are_never_extrapolate
     assert (line["case"], line["global_batch"]) == (point["case"], point["global_batch"])
     plan.write_text(plan.read_text().replace("nodes = 1", "nodes = 64"))
     with pytest.raises(
-        ValueError, match=r"production series .* measured on 64 nodes, only on \[1\]"
+        ValueError, match=r"production series .* was measured on \[1\] nodes, but not on 64"
     ):
         run(folder, "--proposal", "generic", "--despite", "--work", plan)
 
@@ -194,7 +194,7 @@ def test_the_text_claims_only_what_was_measured_and_its_card_fits_the_page(tmp_p
     work.write_text(WORK)
     asked = ("--proposal", "development", "--work", work, "--despite", "--to", to)
     ended = run(tmp_path / "demo", *asked)
-    assert "does not use these [statements]: introduction\n" in ended.output
+    assert "does not use these keys of [statements]: introduction\n" in ended.output
     text = (to / "proposal.md").read_text()
     lost = "101 ms (94.7 to 107) are spent waiting for communication"
     assert f"longer than the ideal step; {lost}." in text

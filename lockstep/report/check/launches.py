@@ -69,7 +69,7 @@ USUAL = {"accumulation": 1, "no_sync": True}
 @rule(
     "mixed-provenance",
     "error",
-    "the difference may change the speed, so reports leave these launches out",
+    "this difference between launches may change the speed, so reports leave these launches out",
     "report these launches separately, or measure all with one image on one kind of node",
 )
 def mixed_provenance(evidence: Evidence) -> Iterator[Finding]:
@@ -333,7 +333,7 @@ def journal_contradicts(launch: Launch) -> Iterator[Finding]:
 
 
 @rule("unreadable-launch", "error", "unreadable results are left out of all numbers",
-      "restore the file, or measure the launch again")  # fmt: skip
+      "restore the unreadable file, or measure the launch again")  # fmt: skip
 def unreadable_launches(evidence: Evidence) -> Iterator[Finding]:
     """A launch of the campaign or a case of a launch cannot be read."""
     results = evidence.results
@@ -453,7 +453,7 @@ def other_samples(_series: Series, point: Point) -> Iterator[Finding]:
 @rule(
     "duplicate-buckets",
     "warning",
-    "any difference between these settings is noise",
+    "these settings do the same work, so any difference between them is noise",
     "keep one of these settings, or choose buckets smaller than the model's gradients",
     doubts=False,
 )
@@ -480,7 +480,7 @@ def above_peak(_series: Series, point: Point) -> Iterator[Finding]:
 
 
 @rule("wrong-result", "error", "a fast case with a wrong result is a failed case",
-      "fix the result and measure again", "points")  # fmt: skip
+      "fix the cause of the wrong result, and measure again", "points")  # fmt: skip
 def wrong_result(_series: Series, point: Point) -> Iterator[Finding]:
     """A check of the result, made outside the timed region, failed, or the loss rose."""
     for row in point.rows:
@@ -574,7 +574,8 @@ def ranks_missing(entry: Entry) -> Iterator[Finding]:
 
 
 @rule("alone-longer", "error",
-      "a part cannot take longer than the whole, so one of the times is wrong",
+      "a step without communication cannot take longer than a whole step, so one of the times is "
+      "wrong",
       "measure the case again", "entries")  # fmt: skip
 def alone_longer(entry: Entry) -> Iterator[Finding]:
     """A step without communication takes longer than the whole step of the longest round."""
@@ -590,7 +591,8 @@ def alone_longer(entry: Entry) -> Iterator[Finding]:
 
 
 @rule("launch-disagrees", "error", "the case or the launch belongs to another experiment",
-      "find out which of the two is right, and measure the other one again")  # fmt: skip
+      "find out whether the case or the launch is right, and measure the other one "
+      "again")  # fmt: skip
 def launch_disagrees(evidence: Evidence) -> Iterator[Finding]:
     """A case names another world size or number of hosts than its launch."""
     hosts = {launch.name: launch.named_hosts for launch in evidence.launches}

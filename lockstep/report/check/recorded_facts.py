@@ -85,7 +85,7 @@ MAY_DIFFER: dict[str, tuple[str, ...]] = {
         f"{DETAILS}.bucket_bytes",
     ),
     "these facts depend on the global batch": _below("case.training", "lr samples_per_epoch"),
-    "these facts are measurements": (
+    "these facts are results of the measurement": (
         *_below("case", "peak_memory_bytes peak_reserved_bytes training.rows "
                 "training.best_accuracy training.time_to_target_s"),
         *_below(DETAILS, "algbw_gb_per_s busbw_gb_per_s bucket_lead_s first_reduce_s loader_idle "
@@ -106,7 +106,7 @@ FAR_APART = timedelta(hours=12)
 Facts = dict[str, str]
 
 
-@rule("circumstances", "warning", "the difference may change the speed",
+@rule("circumstances", "warning", "this difference between launches may change the speed",
       "measure all sizes in one campaign, on the same hosts, with one commit")  # fmt: skip
 def circumstances(evidence: Evidence) -> Iterator[Finding]:
     """A recorded fact differs at a size or in a launch: host, date, commit, setting, clock.

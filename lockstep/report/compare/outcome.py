@@ -323,7 +323,7 @@ def rule(comparison: Comparison) -> list[str]:
     )
     if any(interval(judged) == TOO_WIDE for _, judged in comparison.points):
         text += (
-            " An interval is called too wide if the launches are too few and too different to "
+            " An interval is too wide if the launches are too few and too different to "
             "exclude any change."
         )
     return [text]
@@ -398,7 +398,7 @@ def text(
         circumstances = circumstances or ["differs: no recorded fact"]
         circumstances.append(f"equal: {listed([fact(name) for name in same], 8)}")
     elif not comparison.environment:
-        circumstances.append("environment: neither A nor B recorded it")
+        circumstances.append("environment: neither A nor B recorded an environment")
     cautions = [f"warning: {own.text}" for own in comparison.cautions]
     points = [["verdict", "ranks", "launches", "ratio", "interval", "memory", "case"]]
     for pair, judged in comparison.points:

@@ -505,7 +505,7 @@ def row(verdict: Verdict) -> list[str]:
         text = "no problem wanted"
     elif least is not None and least < 0:
         limit, loss = shown(least, unit), shown(-least, unit)
-        text = f">= {limit} wanted, so at most {loss} less"
+        text = f">= {limit} wanted, so the loss may be at most {loss}"
     else:
         sign, bound = (">=", least) if most is None else ("<=", most)
         text = f"{sign} {shown(bound, unit)} wanted"

@@ -104,7 +104,9 @@ def write(
         click.echo(click.format_filename(path))
     if unused:
         named = ", ".join(unused)
-        click.echo(f"the form {programme} does not use these [statements]: {named}", err=True)
+        click.echo(
+            f"the form {programme} does not use these keys of [statements]: {named}", err=True
+        )
     if plan is None:
         click.echo(
             "the pack has no milestones; name a file with your planned runs by --work (see --help)",

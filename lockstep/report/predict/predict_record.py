@@ -339,7 +339,7 @@ def text(
         ])  # fmt: skip
     lines += [
         *numbers(rows),
-        "gain: speed-up per rank added since the previous size",
+        "gain: increase of the speed-up per rank added since the previous size",
     ]
     if ladder.fixed == "local":
         lines.append(

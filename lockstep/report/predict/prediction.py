@@ -79,20 +79,22 @@ class Refusal:
         match self.kind:
             case "few-sizes":
                 num_sizes = counted(len(self.world_sizes), "distinct size")
-                fact = f"only {num_sizes} ({sizes}) were measured, but {LEAST_SIZES} are needed"
-                return f"{fact}; also {do}" if do else fact
+                reason = f"only {num_sizes} ({sizes}) were measured, but {LEAST_SIZES} are needed"
+                return f"{reason}; also {do}" if do else reason
             case "below":
-                fact = f"{self.at} is below the smallest measured size, {sizes}"
+                reason = f"{self.at} is below the smallest measured size, {sizes}"
             case "beyond":
                 too_far = _beyond(self.at, sizes)
-                fact = f"{too_far}, where no rule is reliable"
+                reason = f"{too_far}, where no rule is reliable"
             case "break":
-                fact = (f"the curve breaks at {sizes} ({self.fact}), so it cannot be continued to "
-                        f"{self.at}")  # fmt: skip
+                reason = (f"the curve breaks at {sizes} ranks ({self.fact}), so it cannot be "
+                          f"continued to {self.at} ranks")  # fmt: skip
             case "check":
-                fact = f"lockstep check reports {self.rule} at world size {sizes}: {self.fact}"
+                reason = f"lockstep check reports {self.rule} at world size {sizes}: {self.fact}"
         return (
-            f"{fact}; {do}, or use --force" if do else f"{fact}; use --force to get a value anyway"
+            f"{reason}; {do}, or use --force"
+            if do
+            else f"{reason}; use --force to get a value anyway"
         )
 
 
