@@ -293,9 +293,7 @@ def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
             variables = " and ".join(f"${name}" for name in sorted(names))
             # With c10d the rendezvous numbers the nodes, so this number is not used.
             severity: Severity | None = "warning" if "c10d" in job.text else None
-            yield Hit(
-                line, f"the batch shell, and not each task, expands {variables}", severity=severity
-            )
+            yield Hit(line, f"the batch shell, not a task, expands {variables}", severity=severity)
 
 
 OWN_JOB = {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_ARRAY_JOB_ID"}
@@ -309,9 +307,7 @@ def accounting_of_itself(job: Job) -> Iterator[Hit]:
         names_jobs = any(word.text.startswith(("-j", "--job")) for word in command.words)
         is_own = command.live & OWN_JOB or (not names_jobs and command.name == "sacct")
         if command.name in ("sacct", "seff") and is_own:
-            yield Hit(
-                command.line, f"{command.name} asks for the accounting of the job in which it runs"
-            )
+            yield Hit(command.line, f"{command.name} asks about the job in which it runs")
 
 
 INSTALLERS = {"pip", "pip3", "conda", "mamba", "micromamba", "uv", "apt", "apt-get"}
@@ -339,10 +335,7 @@ def install_in_job(job: Job) -> Iterator[Hit]:
 def version_as_file(job: Job) -> Iterator[Hit]:
     for operator, target in job.shell.redirects:
         if operator in (">", ">>") and target.text.startswith("=") and not target.is_quoted:
-            yield Hit(
-                target.line,
-                f"the shell reads {operator}{target.text} as a redirection of output into a file",
-            )
+            yield Hit(target.line, f"the shell reads {operator}{target.text} as output to a file")
 
 
 def meeting_values(job: Job, variable: str, *names: str) -> Iterator[tuple[int, str]]:
@@ -393,18 +386,10 @@ def local_address(job: Job) -> Iterator[Hit]:
     values = meeting_values(job, "MASTER_ADDR", "master_addr", "main_process_ip")
     for line, address in values if job.num_nodes() > 1 else ():
         if address in LOCAL_ADDRESSES:
-            yield Hit(
-                line,
-                f"the master address of {job.nodes} nodes is {address}, so each node "
-                "connects to itself",
-            )
+            yield Hit(line, f"{address} makes each of the {job.nodes} nodes connect to itself")
             return  # options that repeat the address would be the same error
         if NODE_LIST.fullmatch(address):
-            yield Hit(
-                line,
-                f"the master address {address} is a list of hosts, such as n[01-02], "
-                "and not one host",
-            )
+            yield Hit(line, f"{address} is a list of hosts, such as n[01-02], and not one host")
             return
 
 
@@ -437,11 +422,8 @@ def meets_itself(job: Job) -> Iterator[Hit]:
                     matches = (match[0] for text in values if (match := pattern.search(text)))
                     expression = next(matches, "")
                     if expression and expression.strip("${}") not in part.live:
-                        yield Hit(
-                            command.line,
-                            f"each task expands {expression} itself, so each task gets a different "
-                            f"{noun}",
-                        )
+                        fact = f"each task expands {expression} itself, to a different {noun}"
+                        yield Hit(command.line, fact)
 
 
 @BATCH.rule("NO-KILL", "warning",
@@ -468,14 +450,8 @@ def no_cpus(job: Job) -> Iterator[Hit]:
     elif job.has_gpus and not job.directive("cpus-per-gpu", "exclusive"):
         for step in job.launches:
             if not {"cpus-per-task", "cpus-per-gpu"} & {*step.options}:
-                fact = (
-                    "neither sbatch nor srun has --cpus-per-task, so each task may get only one "
-                    "core"
-                )
-                action = (
-                    "give sbatch and srun --cpus-per-task=N, where N is the cores of a node "
-                    "divided by its tasks"
-                )
+                fact = "neither sbatch nor srun has --cpus-per-task, so tasks may get only one core"
+                action = "set --cpus-per-task of both to the cores of a node / its number of tasks"
                 yield Hit(step.line, fact, action)
                 return
 
@@ -538,9 +514,7 @@ def lost_exit_code(job: Job) -> Iterator[Hit]:
     while begin and commands[top[begin - 1]].ends == "&&":
         begin -= 1  # a && b: if a fails, the script ends with a's exit code
     if any(runs_ranks.get(at) for at in top[:begin] if at not in checked):
-        fact = (
-            f"the script ends with the exit code of {last.name[:40]}, not with the ranks' exit code"
-        )
+        fact = f"the script ends with the exit code of {last.name[:40]} instead of the ranks' code"
         yield Hit(last.line, fact)
 
 
@@ -638,10 +612,7 @@ BATCH.rule(
     "COSTLY-VARIABLE", "warning", "the variable makes every step slower", "unset the variable"
 )(partial(variables, kinds=("costly",)))
 BATCH.rule(
-    "DEBUG-IN-TIMING",
-    "warning",
-    "the measured times include the time that debugging takes",
-    "unset the variable",
+    "DEBUG-IN-TIMING", "warning", "timed steps include the cost of debugging", "unset the variable"
 )(partial(variables, kinds=("slow",)))
 
 
@@ -649,9 +620,7 @@ BATCH.rule(
 def dos_lines(job: Job) -> Iterator[Hit]:
     numbers = [number for number, line in enumerate(job.lines, start=1) if line.endswith("\r")]
     if numbers:
-        yield Hit(
-            numbers[0], f"the script has Windows line ends (CR LF) in {len(numbers)} of its lines"
-        )
+        yield Hit(numbers[0], f"the script has Windows line ends (CR LF) in {len(numbers)} lines")
 
 
 @BATCH.rule("DIRECTIVE-LATE", "error", "sbatch silently ignores directives after the first command",
@@ -661,9 +630,7 @@ def late_directive(job: Job) -> Iterator[Hit]:
     for line, text in job.shell.comments:
         if line > first and text.startswith("#SBATCH"):
             directive = text[:60].strip()
-            fact = (
-                f"{directive} comes after the first command of the script, which is in line {first}"
-            )
+            fact = f"{directive} comes after the script's first command, which is in line {first}"
             yield Hit(line, fact)
 
 
@@ -777,10 +744,7 @@ def signal_to_steps(job: Job) -> Iterator[Hit]:
     target, colon, _ = job.value("signal").partition(":")
     is_lightning = "lightning" in job.text.lower()  # Lightning handles the signal
     if option and not is_lightning and not (colon and "B" in target):
-        yield Hit(
-            option.line,
-            f"--signal={option.value} sends the signal to the ranks, and not to this script",
-        )
+        yield Hit(option.line, f"--signal={option.value} signals the ranks, and not this script")
 
 
 @BATCH.rule("TASKS-CONTRADICT", "error",
@@ -814,9 +778,7 @@ def export_with_comma(job: Job) -> Iterator[Hit]:
         names = value.split(",")
         cut = [b for a, b in pairwise(names) if "=" in a and "=" not in b]
         if "ALL" in names and cut and cut[0] != "ALL":
-            yield Hit(
-                line, f"--export={value} ends the variable's value at the comma before {cut[0]!r}"
-            )
+            yield Hit(line, f"--export={value} ends a value at the comma before {cut[0]!r}")
 
 
 def _exports(job: Job) -> Iterator[tuple[int, str]]:

@@ -482,8 +482,6 @@ def load(path: str) -> Script:
     try:
         return Script(path, ast.parse(files.content(Path(path))))
     except SyntaxError as error:
-        raise ValueError(
-            f"{path}:{error.lineno or 1}: this line is not valid Python: {error.msg}"
-        ) from None
+        raise ValueError(f"{path}:{error.lineno or 1}: invalid Python: {error.msg}") from None
     except (RecursionError, MemoryError):
         raise ValueError(f"the code in {path} is nested too deeply for Python's parser") from None

@@ -162,14 +162,8 @@ GONE = {
     "NCCL_IB_CUDA_SUPPORT": ("was removed in NCCL 2.4", "use NCCL_NET_GDR_LEVEL"),
     "NCCL_IB_GDR_LEVEL": ("was renamed in NCCL 2.4", "use NCCL_NET_GDR_LEVEL"),
     "NCCL_SINGLE_RING_THRESHOLD": ("was removed in NCCL 2.3", "unset the variable"),
-    "NCCL_LL_THRESHOLD": (
-        "was removed in NCCL 2.5",
-        "unset the variable, or set NCCL_PROTO instead",
-    ),
-    "NCCL_TREE_THRESHOLD": (
-        "was removed in NCCL 2.5",
-        "unset the variable, or set NCCL_ALGO instead",
-    ),
+    "NCCL_LL_THRESHOLD": ("was removed in NCCL 2.5", "unset the variable, or use NCCL_PROTO"),
+    "NCCL_TREE_THRESHOLD": ("was removed in NCCL 2.5", "unset the variable, or use NCCL_ALGO"),
     "NCCL_MAX_NRINGS": ("was renamed in NCCL 2.5", "use NCCL_MAX_CTAS"),
     "NCCL_MIN_NRINGS": ("was renamed in NCCL 2.5", "use NCCL_MIN_CTAS"),
     "NCCL_MAX_NCHANNELS": ("is deprecated since NCCL 2.17", "use NCCL_MAX_CTAS"),
@@ -201,34 +195,18 @@ COSTLY: dict[str, tuple[str, str, str]] = {
     "HIP_LAUNCH_BLOCKING": ("1", *_BLOCKING),
     "AMD_SERIALIZE_KERNEL": ("[123]", *_BLOCKING),
     "AMD_SERIALIZE_COPY": ("[123]", *_BLOCKING),
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": (
-        "1",
-        "torch asks the driver for new memory for each tensor",
-        _TO_DEBUG,
-    ),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("1", "torch does not reuse freed GPU memory", _TO_DEBUG),
     "NCCL_IB_DISABLE": ("1", *_BY_TCP),
     "NCCL_NET": ("(?i:socket)", *_BY_TCP),
     "NCCL_P2P_DISABLE": ("1", *_BY_HOST),
     "NCCL_P2P_LEVEL": ("LOC|0", *_BY_HOST),
-    "NCCL_SHM_DISABLE": (
-        "1",
-        "ranks of a node may exchange data over the network instead of shared memory",
-        _SLOWER_PATH,
-    ),
-    "NCCL_NET_GDR_LEVEL": (
-        "LOC|0",
-        "data from the network reach a GPU only through the memory of the host",
-        _SLOWER_PATH,
-    ),
+    "NCCL_SHM_DISABLE": ("1", "ranks of a node cannot use shared memory", _SLOWER_PATH),
+    "NCCL_NET_GDR_LEVEL": ("LOC|0", "network data reach a GPU only through the host", _SLOWER_PATH),
     "FI_PROVIDER": ("(?i:tcp|sockets)", "libfabric uses TCP", _SLOWER_PATH),
     "NCCL_PROTO": ("[^^].*", *_CHOSEN),
     "NCCL_ALGO": ("[^^].*", *_CHOSEN),
     "NCCL_CHECK_POINTERS": ("1", "NCCL checks every pointer", _TO_DEBUG),
-    "TORCH_NCCL_BLOCKING_WAIT": (
-        "1",
-        "the host waits until each collective has finished",
-        _TO_DEBUG,
-    ),
+    "TORCH_NCCL_BLOCKING_WAIT": ("1", "the host waits for each collective to end", _TO_DEBUG),
 }
 
 Kind = Literal["name", "value", "interface", "slow", "costly"]

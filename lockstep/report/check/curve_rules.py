@@ -190,10 +190,8 @@ def small_batch(series: Series) -> Iterator[Finding]:
         return
     added_s = {point.world_size: point.step_s - base_s for point in series.above if point.step_s}
     base_ms, more_ranks = number(1e3 * base_s), joined(added_s)
-    extra_times = joined(f"{number(1e3 * each)} ms" for each in added_s.values())
-    text = (
-        f"a step takes {base_ms} ms at the baseline, and {extra_times} more on {more_ranks} ranks"
-    )
+    extra = joined(f"{number(1e3 * each)} ms" for each in added_s.values())
+    text = f"a step takes {base_ms} ms at the baseline, and {extra} more on {more_ranks} ranks"
     yield fact("short-steps", text, *added_s, added_s=[*added_s.values()], step_s=base_s,
                sizes=[*added_s])  # fmt: skip
 
@@ -223,10 +221,7 @@ def samples_time(evidence: Evidence) -> Iterator[Finding]:
         factor, rounds = _stored_factor(entry), entry.round_s
         # NaN is neither 1 nor the world size.
         if not (abs(factor - 1) <= EXACT or _is_size(factor, entry.block["world_size"], EXACT)):
-            text = (
-                f"the stored throughput times the time gives {factor:.4g} times the number of "
-                "samples"
-            )
+            text = f"stored throughput times time is {factor:.4g} times the number of samples"
             yield fact("stored-throughput", text, at=entry, factor=factor)
             continue
         for name, stored, true in (
@@ -290,10 +285,7 @@ def doubled_world_size(evidence: Evidence) -> Iterator[Finding]:
     for series in evidence.series:
         for size, factor in _samples_per_item(series):
             if _is_size(factor, size / series.baseline, EXACT):
-                text = (
-                    f"the samples of a step count the global batch {factor:.3g} times instead of "
-                    "once"
-                )
+                text = f"the samples of a step count the global batch {factor:.3g} times"
                 yield fact("steps-doubled", text, size, at=series, factor=factor)
         for row in (row for point in series.points for row in point.rows):
             logged = row.details.get("logged_over_true")
@@ -486,10 +478,7 @@ def ladder_gap(evidence: Evidence) -> Iterator[Finding]:
 def no_baseline(series: Series) -> Iterator[Finding]:
     """The smallest size of a curve is above 1."""
     if (size := series.baseline) > 1:
-        text = (
-            f"the smallest measured size is {size}, so the efficiency at this size is 1 by "
-            "definition"
-        )
+        text = f"the smallest measured size is {size}, and its efficiency is 1 by definition"
         yield fact("baseline", text, size, size=size)
 
 
@@ -675,10 +664,7 @@ def accuracy_falls(series: Series) -> Iterator[Finding]:
     accuracies = {} if series.row.training else _column(series, ACCURACIES)
     first, last = accuracies.get(series.baseline), accuracies.get(size)
     if first and last and first - last > LESS_ACCURATE * (100 if first > 1 else 1):
-        text = (
-            f"the accuracy falls from {first:.4g} at the smallest size to {last:.4g} at the "
-            "largest size"
-        )
+        text = f"the accuracy falls from {first:.4g} to {last:.4g} at the largest size"
         yield fact("less-accurate", text, size, first=first, last=last)
 
 

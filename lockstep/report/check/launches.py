@@ -275,10 +275,7 @@ def too_few_steps(series: Series) -> Iterator[Finding]:
             few[row.world_size] = min(steps, few.get(row.world_size, steps))
     if few:
         steps_of_few = sorted(set(few.values()))
-        text = (
-            f"a launch times only {joined(steps_of_few)} steps, but at least {FEWEST_STEPS} are "
-            "needed"
-        )
+        text = f"a launch times only {joined(steps_of_few)} steps, but {FEWEST_STEPS} are needed"
         yield fact("few-steps", text, *few, steps=steps_of_few, fewest=FEWEST_STEPS)
 
 
@@ -382,10 +379,7 @@ def dropped_launches(evidence: Evidence) -> Iterator[Finding]:
     """A launch was planned, and dropped by fewer repeats or world sizes once others had results."""
     for gap in evidence.gaps:
         if gap.kind == "dropped":
-            text = (
-                "the launch was planned, but the repeats or world sizes of the campaign were "
-                "reduced later"
-            )
+            text = "the launch was planned, but its campaign has fewer repeats or sizes now"
             yield Finding(gap.kind, text, launches=(gap.launch,),
                           world_sizes=(gap.world_size,) if gap.world_size else ())  # fmt: skip
 

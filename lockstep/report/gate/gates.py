@@ -288,9 +288,7 @@ def _gains(targets: Targets, against: Comparison | None) -> Iterator[Verdict]:
         return
     pairs = [pair for pair in against.points if pair[0].b[0].study not in WITHOUT_COST]
     if not pairs:
-        yield wanted.doubt(
-            "no-training", "the results and those of --against have no training step in common"
-        )
+        yield wanted.doubt("no-training", "the results and --against have no common training step")
     for pair, judged in pairs:
         flags = [flag for _, flag in pair.flags]
         sides = [
@@ -465,10 +463,7 @@ def doubt_one_job(verdict: Verdict) -> Verdict:
     if not verdict.in_one_job or verdict.target in NOT_OF_SPEED:
         return verdict
     job = verdict.rows[0].job
-    text = (
-        f"all repeats ran in Slurm job {job}, and jobs on other nodes may differ more than these "
-        "repeats"
-    )
+    text = f"all repeats ran in Slurm job {job}, and jobs on other nodes may differ more"
     return verdict.doubt("one-job", text, job=job)
 
 

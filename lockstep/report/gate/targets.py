@@ -112,7 +112,7 @@ class Targets(inputs.Table):
             name = f"{size}.{next(iter(value), '')}" if isinstance(value, dict) else str(size)
             if not re.fullmatch(WORLD_SIZE, name):
                 raise ValueError(
-                    f"{name} is not a world size; the keys must be whole numbers, as in {{2 = 0.9}}"
+                    f"{name} is not a world size; give whole numbers, as in {{2 = 0.9}}"
                 )
         return values
 
