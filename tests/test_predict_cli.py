@@ -167,7 +167,7 @@ def test_the_rules_are_one_json_object(cited):
         (["--rule", "efficiency=80"], "not a fraction"),
         (["--rule", "efficiency=0"], "not a fraction"),
         (["--rule", "deadline=soon"], "not a positive number"),
-        (["--rule", "budget=1"], "give --samples"),
+        (["--rule", "budget=1"], "by --samples"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(ladder, arguments, refusal):

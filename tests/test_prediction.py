@@ -185,7 +185,7 @@ def test_too_few_sizes_after_a_cliff_are_not_enough_and_the_cliff_widens_the_int
 
 def test_an_interval_beyond_the_last_size_mentions_that_a_cliff_cannot_be_seen():
     known = ladder(amdahl(0.01, (1, 2, 4, 8)))
-    assert "between 8 and 16 would go unnoticed" in " ".join(predict(known, 16).warnings)
+    assert "between 8 and 16 ranks would go unnoticed" in " ".join(predict(known, 16).warnings)
     assert predict(known, 6).warnings == ()
 
 

@@ -410,7 +410,7 @@ def _again(results: Results, name: str, action: str) -> tuple[str, str]:
         names = [entry.get("name") for entry in plan]
         if launch.name == name and names and launch.facts.get("launch", name) not in names:
             return by, (
-                f"delete the folder {launch.path.parent}, which is not in its campaign's plan, or "
+                f"delete {launch.path.parent}, which is not in its campaign's plan, or "
                 "increase repeats in the campaign file and run the campaign again"
             )
     return by, action.format(command=AGAIN[by])

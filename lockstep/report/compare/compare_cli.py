@@ -83,7 +83,7 @@ def compare(
     if as_markdown and as_json:
         raise ValueError("--markdown and --json both write to stdout; choose one")
     if page is not None and page.suffix != ".html":
-        raise ValueError(f"--html {page}: give a file name that ends in .html")
+        raise ValueError(f"--html {page}: the name of the file must end in .html")
     if page is not None:
         render.refuse_foreign(page, force, "--html", render.COMPARED)
     if folder is not None:
