@@ -58,21 +58,24 @@ def test_a_table_that_does_not_state_its_scaling_is_told_what_is_assumed(tmp_pat
     assert found["high"] == pytest.approx(2 * 1031 * 1.05)
     for arguments in ([], ["--at", 16]):
         said = " ".join(run(predict, folder, *arguments).stdout.split())
-        assert "assumed: the total work is fixed, since the table has neither a" in said
+        assert (
+            "assumed: the total work is the same at all sizes, because the table has neither a"
+            in said
+        )
     assert json.loads(run(predict, folder, "--json").stdout)["assumed_work"] == "global"
 
 
 def test_beyond_twice_is_refused_in_words_and_by_exit_code(ladder):
     done = run(predict, ladder, "--at", 17)
     assert done.return_value == 1
-    assert done.stdout.startswith("not predicted: 17 is more than 2 times the largest measured s")
+    assert done.stdout.startswith("not predicted: 17 ranks are more than 2 times the largest mea")
     found = json.loads(run(predict, ladder, "--at", 17, "--json").stdout)
     assert [found[key] for key in ("value", "low", "high", "model")] == [None] * 4
     assert (found["refusal"]["kind"], found["refusal"]["measure"]) == ("beyond", [16])
-    assert found["refused"].startswith("17 is more than 2 times")
+    assert found["refused"].startswith("17 ranks are more than 2 times")
     forced = run(predict, ladder, "--at", 17, "--force")
     assert forced.return_value == 0
-    assert "warning: 17 is more than 2 times the largest measured size, 8" in forced.stdout
+    assert "warning: 17 ranks are more than 2 times the largest measured size, 8" in forced.stdout
 
 
 def test_several_series_ask_for_a_case_and_name_them(cited):
@@ -86,7 +89,7 @@ def test_several_series_ask_for_a_case_and_name_them(cited):
 
 def test_a_peak_is_given_only_where_beta_is_above_zero(cited):
     known = run(predict, cited, "--case", "usl_oracle_specsdm91").stdout
-    assert "peak by the Universal Scalability Law: 96.5 ranks" in known
+    assert "the throughput has its peak at 96.5 ranks" in known
     # beta is 1.4 of its standard errors from 0, and the peak it gives seven times the sizes.
     unknown = run(predict, cited, "--case", "dlperf_ngcpytorch_rn50_amp", "--json").stdout
     assert json.loads(unknown)["peak_world_size"] is None
@@ -120,7 +123,7 @@ def test_the_rules_are_one_json_object(cited):
     [
         (["--rule", "cheap"], "cheap is not a rule"),
         (["--rule", "efficiency=80"], "not a fraction"),
-        (["--rule", "budget=1"], "give --samples"),
+        (["--rule", "budget=1"], "by --samples"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(ladder, arguments, refusal):

@@ -162,7 +162,7 @@ def test_a_break_is_not_bridged():
     found = predict(known, 64)
     alone = foretell(ladder({p: cliff[p] for p in (8, 16, 32)}), 64, 0.9, LEARNED)
     assert (found.value, found.low) == pytest.approx((alone.value, alone.low))
-    assert found.warnings[-1].startswith("the curve breaks at world size 8, so only that size")
+    assert found.warnings[-1].startswith("the curve breaks at world size 8, so the prediction")
 
 
 @pytest.mark.parametrize(
@@ -238,8 +238,8 @@ def test_the_guides_recommendations():
     assert recommend(guide(), parse("efficiency=0.8"))["world_size"] == 4
     assert recommend(guide(), parse("fastest"))["world_size"] == 8
     assert diminishing(guide()) == (
-        "diminishing returns from 4 to 8: each added rank gains only 64 % of a baseline rank, less "
-        "than 70 %"
+        "diminishing returns from 4 to 8 ranks: each added rank adds only 64 % of a baseline "
+        "rank's speed, less than the limit of 70 %"
     )
 
 

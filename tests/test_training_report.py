@@ -122,7 +122,7 @@ def test_a_gate_judges_unlike_runs_apart_and_names_what_differs(tmp_path):
         ("missed", 0.51),
     ]
     assert {one.apart for one in found} == {("precision", "lr")}
-    assert "2 groups of training runs differ in precision, lr" in ("\n".join(gates.notes(found)))
+    assert "2 groups, which differ in precision, lr" in ("\n".join(gates.notes(found)))
     assert judged(tmp_path / "a", 0.7)[0].apart == ()
 
 

@@ -113,22 +113,22 @@ class Container:
 
 # Short options that have a value -> long options.
 _SHORT = """
-A account a array b begin B extra-node-info c cpus-per-task C constraint d dependency D chdir
-e error F nodefile G gpus i input J job-name L licenses M clusters m distribution n ntasks N nodes
-o output p partition q qos S core-spec t time w nodelist W wait x exclude
+A=account a=array b=begin B=extra-node-info c=cpus-per-task C=constraint d=dependency D=chdir
+e=error F=nodefile G=gpus i=input J=job-name L=licenses M=clusters m=distribution n=ntasks N=nodes
+o=output p=partition q=qos S=core-spec t=time w=nodelist W=wait x=exclude
 """
 # Long options of sbatch and srun without a value, or with a value only after =.
 _BARE = """
-bcast compress container-entrypoint container-mount-home container-readonly container-remap-root
-container-writable contiguous disable-status exact exclusive get-user-env help hold ignore-pbs
-immediate interactive kill-on-bad-exit label multi-prog nice no-allocate no-container-entrypoint
-no-container-mount-home no-container-readonly no-container-remap-root no-kill no-requeue overcommit
-overlap oversubscribe parsable preserve-env propagate pty quiet quit-on-interrupt reboot requeue
-resv-ports send-libs spread-job stepmgr test-only unbuffered usage use-min-nodes verbose version
-whole x11
+bcast|compress|container-entrypoint|container-mount-home|container-readonly|container-remap-root
+container-writable|contiguous|disable-status|exact|exclusive|get-user-env|help|hold|ignore-pbs
+immediate|interactive|kill-on-bad-exit|label|multi-prog|nice|no-allocate|no-container-entrypoint
+no-container-mount-home|no-container-readonly|no-container-remap-root|no-kill|no-requeue|overcommit
+overlap|oversubscribe|parsable|preserve-env|propagate|pty|quiet|quit-on-interrupt|reboot|requeue
+resv-ports|send-libs|spread-job|stepmgr|test-only|unbuffered|usage|use-min-nodes|verbose|version
+whole|x11
 """
-BARE = set(_BARE.split())
-SHORT = dict(re.findall(r"(\w)\s+(\S+)", _SHORT))
+BARE = set(re.findall(r"[\w-]+", _BARE))
+SHORT = dict(re.findall(r"(\w)=(\S+)", _SHORT))
 SRUN_SHORT = SHORT | {"K": "kill-on-bad-exit"}
 BARE_SHORT = set("hHkOQsvVEIKluXZ")
 ALIASES = {"tasks": "ntasks", "tasks-per-node": "ntasks-per-node"}
@@ -443,5 +443,7 @@ def load(
 ) -> Job:
     text = files.text(Path(path))
     if "\0" in text:
-        raise ValueError(f"{path} contains NUL bytes, so it is no script; give a batch script")
+        raise ValueError(
+            f"{path} contains NUL bytes, so it is no batch script; give the path of a batch script"
+        )
     return Job(path, text, interfaces, slurm)

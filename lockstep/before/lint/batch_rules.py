@@ -58,7 +58,7 @@ def tasks_times_workers(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule("TORCHRUN-ONE-NODE", "error",
-            "the job's other nodes stay idle, or the ranks wait for them for ever",
+            "the other nodes of the job stay idle, or the first node waits for them for ever",
             "start the launcher with srun --ntasks-per-node=1")  # fmt: skip
 def one_node_only(job: Job) -> Iterator[Hit]:
     for command in job.commands if job.num_nodes() > 1 else ():
@@ -68,12 +68,12 @@ def one_node_only(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule("NO-SRUN", "error",
-            "only the first node runs the program, and ranks that wait for others hang",
-            "start the program with srun, or with srun torchrun on each node")  # fmt: skip
+            "the program runs only once, and it may wait for ever for the missing ranks",
+            "start the program with srun, or start torchrun on each node with srun")  # fmt: skip
 def no_srun(job: Job) -> Iterator[Hit]:
     tasks = job.num_tasks() or 1
     for command in started_once(job)[: tasks > 1]:
-        fact = f"the job asks for {tasks} tasks, but starts {command.name} once"
+        fact = f"the job asks for {tasks} tasks, but the script starts {command.name} only once"
         yield Hit(command.line, fact, severity=None if job.num_nodes() > 1 else "warning")
 
 
@@ -104,8 +104,10 @@ def tasks_against_gpus(job: Job) -> Iterator[Hit]:
     texts = [*(" ".join(command.tokens) for command in alone), *sources]
     is_shared = any(command.ends == "&" for command in alone) or any(map(SPAWNING.search, texts))
     if alone and own < on_node and not is_shared:
-        fact = f"without srun one rank starts on a node with {counted(on_node, 'GPU')} and leaves "
-        fact += f"{on_node - 1} idle: a rank drives only one GPU"
+        fact = (
+            f"without srun only one rank starts on a node with {on_node} GPUs; the rank drives one "
+            f"GPU and leaves {on_node - 1} idle"
+        )
         action = f"set --ntasks-per-node={on_node}, and start the program with srun"
         is_sure = own > 1 or any(map(OF_TORCH.search, [job.text, *sources]))
         yield Hit(alone[0].line, fact, action, None if is_sure else "note")
@@ -118,15 +120,16 @@ def tasks_against_gpus(job: Job) -> Iterator[Hit]:
             continue
         if tasks and gpus and tasks != gpus:
             idle = f" and leaves {gpus - tasks} idle" if tasks < gpus else ""
+            num_ranks, num_gpus = counted(tasks, "rank"), counted(gpus, "GPU")
             fact = (
-                f"srun starts {counted(tasks, 'rank')} on a node with {counted(gpus, 'GPU')}{idle}"
+                f"srun starts {num_ranks} on a node with {num_gpus}{idle}: a rank drives only one "
+                "GPU"
             )
-            yield Hit(
-                step.line, f"{fact}: a rank drives only one GPU", f"set --ntasks-per-node={gpus}"
-            )
+            yield Hit(step.line, fact, f"set --ntasks-per-node={gpus}")
 
 
-@BATCH.rule("WORKERS-GPUS", "error", 'the extra ranks fail with "invalid device ordinal"',
+@BATCH.rule("WORKERS-GPUS", "error",
+            'the ranks without a GPU of their own fail with "invalid device ordinal"',
             "set --nproc-per-node to the number of GPUs of a node")  # fmt: skip
 def workers_against_gpus(job: Job) -> Iterator[Hit]:
     for command in job.active if job.is_batch else ():
@@ -135,17 +138,18 @@ def workers_against_gpus(job: Job) -> Iterator[Hit]:
         gpus = job.gpus_per_node(step)
         if not (launcher and workers and gpus):
             continue
-        fact = f"{launcher} starts {workers} ranks on a node with {gpus} GPUs"
+        started = f"{launcher} starts {workers} ranks on a node with {gpus} GPUs"
         if workers > gpus:
-            fact = f'{fact}: the extra ranks fail with "invalid device ordinal"'
+            fact = f'{started}: ranks without a GPU fail with "invalid device ordinal"'
             yield Hit(command.line, fact, f"set --nproc-per-node={gpus}")
         elif 1 < workers < gpus and (job.tasks_per_node(step) or 1) == 1:
-            fact = f"{fact} and leaves {gpus - workers} idle"
+            fact = f"{started} and leaves {gpus - workers} idle"
             yield Hit(command.line, fact, f"set --nproc-per-node={gpus}", "warning")
 
 
 @BATCH.rule("WORLD-SIZE", "error",
-            "if it is too large, ranks wait for others that never start; if too small, ranks fail",
+            "if WORLD_SIZE is too large, ranks wait for ever; if WORLD_SIZE is too small, ranks "
+            "fail",
             'set WORLD_SIZE from Slurm: export WORLD_SIZE="$SLURM_NTASKS"')  # fmt: skip
 def world_size(job: Job) -> Iterator[Hit]:
     if any(torch_launcher(command.tokens) for command in job.commands):
@@ -167,8 +171,8 @@ PLAIN_PACKAGES = {"torch", "torchvision", "torchaudio", "numpy", "tqdm", "matplo
 
 @BATCH.rule("INIT-VARIABLES", "error",
             "init_process_group fails without RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
-            "start the ranks with torchrun; or set MASTER_ADDR and MASTER_PORT in this script, and "
-            "RANK=$SLURM_PROCID and WORLD_SIZE=$SLURM_NTASKS in each task")  # fmt: skip
+            "start the ranks with torchrun, or set MASTER_ADDR and MASTER_PORT in this script and "
+            "set RANK=$SLURM_PROCID and WORLD_SIZE=$SLURM_NTASKS in each task")  # fmt: skip
 def missing_variables(job: Job) -> Iterator[Hit]:
     """Yield each srun of a Python file for which nothing sets the variables that ranks need.
 
@@ -192,7 +196,8 @@ def missing_variables(job: Job) -> Iterator[Hit]:
         others = script.packages - sys.stdlib_module_names - PLAIN_PACKAGES
         may_set = bool(others) or any(variable in text for variable in needed)
         if absent and not may_set:
-            fact = f"{name} calls init_process_group, but nothing sets {' and '.join(absent)}"
+            missing_variables = " and ".join(absent)
+            fact = f"{name} calls init_process_group, but nothing sets {missing_variables}"
             yield Hit(step.line, fact)
 
 
@@ -204,7 +209,7 @@ def gloo_for_gpus(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule("TORCHRUN-APART", "error",
-            "each node trains alone, but the output looks like one training",
+            "each node trains a model of its own, but the output looks like one common training",
             'add --nnodes="$SLURM_NNODES" --rdzv-backend=c10d '
             '--rdzv-endpoint="$first_host:$port"')  # fmt: skip
 def nodes_apart(job: Job) -> Iterator[Hit]:
@@ -221,7 +226,9 @@ def nodes_apart(job: Job) -> Iterator[Hit]:
         is_hidden = any(token.startswith(("$", '"$')) or "config_file" in token for token in tokens)
         lacks = [name for name, words in wanted.items() if not [*option_values(tokens, *words)]]
         if launcher and step.is_certain and not is_hidden and nodes > 1 and lacks:
-            yield Hit(step.line, f"{launcher} starts on {nodes} nodes without {' or '.join(lacks)}")
+            missing_options = " or ".join(lacks)
+            fact = f"{launcher} starts on {nodes} nodes without {missing_options}"
+            yield Hit(step.line, fact)
 
 
 def find_starters(job: Job, programs: Collection[str]) -> Iterator[Hit]:
@@ -234,11 +241,13 @@ def find_starters(job: Job, programs: Collection[str]) -> Iterator[Hit]:
 
 
 BATCH.rule(
-    "PROFILER-AROUND-SRUN", "error", "the profiler sees the launcher, but not the ranks",
+    "PROFILER-AROUND-SRUN", "error",
+    "the profiler profiles srun, and not the ranks that srun starts",
     "let srun start the profiler: srun ... nsys profile -o NAME-%q{SLURM_PROCID} ... python",
 )(partial(find_starters, programs=PROFILERS))  # fmt: skip
 BATCH.rule(
-    "CONTAINER-AROUND-SRUN", "error", "the image has no srun, or another version of srun",
+    "CONTAINER-AROUND-SRUN", "error",
+    "the image contains no srun, or contains another version of srun than the cluster",
     "let srun start the container: srun ... apptainer exec IMAGE ...",
 )(partial(find_starters, programs=CONTAINERS))  # fmt: skip
 
@@ -250,8 +259,10 @@ RANK_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "MACHINE_RANK",
 RANK_OPTION = re.compile(r"--(node|machine|local|global)?[_-]?rank\b")
 
 
-@BATCH.rule("NODE-RANK-BATCH", "error", "this number is 0 in the batch shell, so every task gets 0",
-            "use single quotes; then each task expands the variable: srun bash -c '$SLURM_PROCID'"
+@BATCH.rule("NODE-RANK-BATCH", "error",
+            "each rank variable is 0 in the batch shell, so every task gets 0",
+            "put the variable in single quotes, so that each task expands it: srun bash -c "
+            "'$SLURM_PROCID'"
             )  # fmt: skip
 def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
     if not job.is_batch:
@@ -282,28 +293,29 @@ def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
             variables = " and ".join(f"${name}" for name in sorted(names))
             # With c10d the rendezvous numbers the nodes, so this number is not used.
             severity: Severity | None = "warning" if "c10d" in job.text else None
-            yield Hit(line, f"the batch shell expands {variables}", severity=severity)
+            yield Hit(line, f"the batch shell, not a task, expands {variables}", severity=severity)
 
 
 OWN_JOB = {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_ARRAY_JOB_ID"}
 
 
-@BATCH.rule("SACCT-IN-JOB", "warning", "accounting is incomplete until the job has ended",
+@BATCH.rule("SACCT-IN-JOB", "warning",
+            "Slurm's accounting of a job is incomplete until the job has ended",
             "run lockstep status --collect or sacct after the job has ended")  # fmt: skip
 def accounting_of_itself(job: Job) -> Iterator[Hit]:
     for command in job.commands:
         names_jobs = any(word.text.startswith(("-j", "--job")) for word in command.words)
         is_own = command.live & OWN_JOB or (not names_jobs and command.name == "sacct")
         if command.name in ("sacct", "seff") and is_own:
-            yield Hit(command.line, f"{command.name} asks about the job that runs it")
+            yield Hit(command.line, f"{command.name} asks about the job in which it runs")
 
 
 INSTALLERS = {"pip", "pip3", "conda", "mamba", "micromamba", "uv", "apt", "apt-get"}
 
 
 @BATCH.rule("INSTALL-IN-JOB", "warning",
-            "nodes often have no network, ranks race for the files, and the versions "
-            "change from run to run",
+            "nodes often have no internet, ranks write the same files at once, and versions change "
+            "from run to run",
             "install the packages once, into an image or a venv")  # fmt: skip
 def install_in_job(job: Job) -> Iterator[Hit]:
     for command in job.active:
@@ -314,15 +326,16 @@ def install_in_job(job: Job) -> Iterator[Hit]:
             if base_name(token) in INSTALLERS and "install" in tokens[at + 1 : at + 3]
         ]
         if names and "--no-index" not in tokens:
-            yield Hit(command.line, f"{names[0]} install runs in the job")
+            yield Hit(command.line, f"the job installs packages with {names[0]}")
 
 
-@BATCH.rule("VERSION-AS-FILE", "error", "pip does not get the version, so it installs any version",
+@BATCH.rule("VERSION-AS-FILE", "error",
+            "pip does not see the required version, so pip installs any version",
             "add quotes: 'package>=1.0'")  # fmt: skip
 def version_as_file(job: Job) -> Iterator[Hit]:
     for operator, target in job.shell.redirects:
         if operator in (">", ">>") and target.text.startswith("=") and not target.is_quoted:
-            yield Hit(target.line, f"the shell reads {operator}{target.text} as a redirection")
+            yield Hit(target.line, f"the shell reads {operator}{target.text} as output to a file")
 
 
 def meeting_values(job: Job, variable: str, *names: str) -> Iterator[tuple[int, str]]:
@@ -339,7 +352,8 @@ def meeting_values(job: Job, variable: str, *names: str) -> Iterator[tuple[int, 
             yield command.line, port if variable == "MASTER_PORT" else host
 
 
-@BATCH.rule("MASTER-PORT", "warning", "another job or step on the node may use the same port",
+@BATCH.rule("MASTER-PORT", "warning",
+            "another job or job step on the node may already use this port",
             "derive the port from the job's id: "
             "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))")  # fmt: skip
 def fixed_port(job: Job) -> Iterator[Hit]:
@@ -353,9 +367,9 @@ def fixed_port(job: Job) -> Iterator[Hit]:
             facts.setdefault("torchrun before PyTorch 2.12 always uses port 29500", command.line)
     for line, port in meeting_values(job, "MASTER_PORT", "master_port", "main_process_port"):
         if "RANDOM" in port or "shuf" in port:
-            facts.setdefault("the port is random", line)
+            facts.setdefault("the rendezvous port is random", line)
         elif port.isdigit() and port != "0" and is_shared:
-            facts.setdefault(f"the port is always {port[:9]}", line)
+            facts.setdefault(f"the rendezvous port is always {port[:9]}", line)
     yield from (Hit(line, fact) for fact, line in facts.items())
 
 
@@ -363,17 +377,19 @@ LOCAL_ADDRESSES = {"localhost", "127.0.0.1", "0.0.0.0", "::1"}  # noqa: S104, no
 NODE_LIST = re.compile(r"\$\{?SLURM_(JOB_)?NODELIST\}?")
 
 
-@BATCH.rule("MASTER-ADDR", "error", "the ranks of the other nodes wait until they time out",
-            'use the first host: scontrol show hostnames "$SLURM_JOB_NODELIST" | head -1'
+@BATCH.rule("MASTER-ADDR", "error",
+            "the ranks of the other nodes cannot connect, and wait until they time out",
+            'set the address to the first host: scontrol show hostnames "$SLURM_JOB_NODELIST" | '
+            'head -1'
             )  # fmt: skip
 def local_address(job: Job) -> Iterator[Hit]:
     values = meeting_values(job, "MASTER_ADDR", "master_addr", "main_process_ip")
     for line, address in values if job.num_nodes() > 1 else ():
         if address in LOCAL_ADDRESSES:
-            yield Hit(line, f"the ranks of {job.nodes} nodes meet at {address}")
+            yield Hit(line, f"{address} makes each of the {job.nodes} nodes connect to itself")
             return  # options that repeat the address would be the same error
         if NODE_LIST.fullmatch(address):
-            yield Hit(line, f"{address} is a list of hosts, such as n[01-02], not one host")
+            yield Hit(line, f"{address} is a list of hosts, such as n[01-02], and not one host")
             return
 
 
@@ -388,7 +404,8 @@ OF_ONE_TASK = {
 
 
 @BATCH.rule("MEETS-ITSELF", "error", "the nodes wait for each other until they time out",
-            "set address, port and id in the batch script, before srun; the id may be $SLURM_JOB_ID"
+            "set the rendezvous address, port and id in the batch script before srun; use "
+            "$SLURM_JOB_ID as the id"
             )  # fmt: skip
 def meets_itself(job: Job) -> Iterator[Hit]:
     for command in job.shell.commands if job.num_nodes() > 1 else ():
@@ -401,15 +418,16 @@ def meets_itself(job: Job) -> Iterator[Hit]:
                 tokens = tokens_of([part]) if not part.has_command else []
                 values = [*option_values(tokens, *MEETING_OPTIONS)]
                 values += [text.partition("=")[2] for text in tokens if text.startswith("MASTER_")]
-                for what, pattern in OF_ONE_TASK.items():
+                for noun, pattern in OF_ONE_TASK.items():
                     matches = (match[0] for text in values if (match := pattern.search(text)))
-                    own = next(matches, "")
-                    if own and own.strip("${}") not in part.live:
-                        yield Hit(command.line, f"each task expands {own} to its own {what}")
+                    expression = next(matches, "")
+                    if expression and expression.strip("${}") not in part.live:
+                        fact = f"each task expands {expression} itself, to a different {noun}"
+                        yield Hit(command.line, fact)
 
 
 @BATCH.rule("NO-KILL", "warning",
-            "if one rank fails, the others wait, and the nodes are billed meanwhile",
+            "if one rank fails, the other ranks keep waiting, and all nodes are billed meanwhile",
             "add --kill-on-bad-exit=1")  # fmt: skip
 def no_kill(job: Job) -> Iterator[Hit]:
     for step in job.launches if "SLURM_KILL_BAD_EXIT" not in job.settings else ():
@@ -418,7 +436,8 @@ def no_kill(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule("NO-CPUS", "warning",
-            "since Slurm 22.05 srun ignores --cpus-per-task of sbatch and may give a task one core",
+            "since Slurm 22.05 srun ignores sbatch's --cpus-per-task, so each task may get only "
+            "one core",
             'add --cpus-per-task="$SLURM_CPUS_PER_TASK", or export SRUN_CPUS_PER_TASK')  # fmt: skip
 def no_cpus(job: Job) -> Iterator[Hit]:
     if "SRUN_CPUS_PER_TASK" in job.settings:
@@ -431,14 +450,15 @@ def no_cpus(job: Job) -> Iterator[Hit]:
     elif job.has_gpus and not job.directive("cpus-per-gpu", "exclusive"):
         for step in job.launches:
             if not {"cpus-per-task", "cpus-per-gpu"} & {*step.options}:
-                fact = "neither sbatch nor srun has --cpus-per-task, so a task may get one core"
-                action = "set --cpus-per-task of both to a node's cores divided by its tasks"
+                fact = "neither sbatch nor srun has --cpus-per-task, so tasks may get only one core"
+                action = "set --cpus-per-task of both to the cores of a node / its number of tasks"
                 yield Hit(step.line, fact, action)
                 return
 
 
-@BATCH.rule("TWO-ENVIRONMENTS", "warning", "packages of one environment shadow those of the other",
-            "keep exactly one: modules, a venv, or an image")  # fmt: skip
+@BATCH.rule("TWO-ENVIRONMENTS", "warning",
+            "packages of one environment hide the packages of the other",
+            "use only one of these: modules, a venv or an image")  # fmt: skip
 def two_environments(job: Job) -> Iterator[Hit]:
     activated: list[tuple[int, str]] = []  # line, kind of environment
     for command in job.commands:
@@ -449,16 +469,19 @@ def two_environments(job: Job) -> Iterator[Hit]:
             is_conda = len(rest) > 1 or re.search("conda|mamba|miniforge", rest[0], re.IGNORECASE)
             activated.append((command.line, "a conda environment" if is_conda else "a venv"))
     if activated and job.containers:
-        (line, kind), image = activated[0], job.containers[0]
-        yield Hit(line, f"{kind} is activated outside the image that line {image.line} starts")
+        (line, environment), image = activated[0], job.containers[0]
+        fact = f"{environment} is activated outside the image that line {image.line} starts"
+        yield Hit(line, fact)
     elif len({kind for _, kind in activated}) > 1:
-        line, kind = activated[-1]
-        yield Hit(line, f"{kind} is activated on top of {activated[0][1]}")
+        (_, earlier), (line, environment) = activated[0], activated[-1]
+        yield Hit(line, f"the script activates {environment} on top of {earlier}")
 
 
 @BATCH.rule("EXIT-CODE", "warning",
-            "Slurm reports a failed run as COMPLETED, and starts jobs that need its success",
-            "add set -eo pipefail, or keep the code: srun ... || code=$?; ...; exit ${code:-0}"
+            "Slurm reports a failed run as COMPLETED, and starts the jobs that depend on its "
+            "success",
+            "add set -eo pipefail, or keep srun's exit code: srun ... || code=$?; ...; exit "
+            "${code:-0}"
             )  # fmt: skip
 def lost_exit_code(job: Job) -> Iterator[Hit]:
     """Yield the pipes, or the last command, that hide the ranks' exit code."""
@@ -475,8 +498,9 @@ def lost_exit_code(job: Job) -> Iterator[Hit]:
         is_launch = step.is_launch if step else _starts_ranks(command)
         if is_launch and command.ends in ("|", "|&"):
             piped.add(command.line)
-            what = "srun" if step else torch_launcher(command.tokens)
-            yield Hit(command.line, f"the exit code of {what} is lost in a pipe without pipefail")
+            launcher = "srun" if step else torch_launcher(command.tokens)
+            fact = f"the pipe loses the exit code of {launcher}, because pipefail is not set"
+            yield Hit(command.line, fact)
     commands = [command for command in job.sequence if command.depth == 0]
     top = [at for at, command in enumerate(commands) if command.words and not command.function]
     if not top or has_errexit:
@@ -490,7 +514,7 @@ def lost_exit_code(job: Job) -> Iterator[Hit]:
     while begin and commands[top[begin - 1]].ends == "&&":
         begin -= 1  # a && b: if a fails, the script ends with a's exit code
     if any(runs_ranks.get(at) for at in top[:begin] if at not in checked):
-        fact = f"the script ends with the exit code of {last.name[:40]}, not with that of the ranks"
+        fact = f"the script ends with the exit code of {last.name[:40]} instead of the ranks' code"
         yield Hit(last.line, fact)
 
 
@@ -541,29 +565,30 @@ def _find_ranks(commands: list[Command], checked: set[int]) -> dict[int, bool]:
 CASE = re.compile(r"\s*\(?-[\w-]*\*?(\s*\|\s*[\w*-]+)*\s*\)")  # patterns of a case
 
 
-@BATCH.rule("BROKEN-LINE", "error", "the next line is not part of the command",
+@BATCH.rule("BROKEN-LINE", "error",
+            "the shell does not read the next line as a part of the command",
             "make the backslash the last character of the line")  # fmt: skip
 def broken_line(job: Job) -> Iterator[Hit]:
     cut: dict[int, str] = {}
     for command in job.shell.commands:
         if command.cut_in:
-            cut[command.cut_in] = "a space after the backslash ends the command"
+            cut[command.cut_in] = "a space after the backslash ends the command too early"
         first = command.words[0].text if command.words else ""
         line, before = job.lines[command.line - 1], command.line - 1  # text, and line above
         begins = re.match("--?[a-zA-Z]", first) and line.lstrip().startswith(first)
         text = job.lines[before - 1].strip() if begins and before and not CASE.match(line) else ""
         if text.startswith("#"):
-            cut[before] = "a comment between its lines ends the command"
+            cut[before] = "a comment between its lines ends the command too early"
         elif text and before not in cut and not text.endswith(("|", "&&")):
             cut[before] = "the line has no backslash at its end"
     yield from (Hit(line, fact) for line, fact in cut.items())
 
 
-@BATCH.rule("NOT-READ", "note", "findings after this line may be missing or wrong",
-            "run bash -n on the script to find the error")  # fmt: skip
+@BATCH.rule("NOT-READ", "note", "lint may miss errors after this line, or report wrong ones",
+            "run bash -n on the script to find the syntax error")  # fmt: skip
 def not_read(job: Job) -> Iterator[Hit]:
     if job.shell.unread:
-        yield Hit(job.shell.unread, f"lint cannot parse the shell from line {job.shell.unread} on")
+        yield Hit(job.shell.unread, f"lint cannot parse the script from line {job.shell.unread} on")
 
 
 def variables(job: Job, kinds: Collection[str]) -> Iterator[Hit]:
@@ -575,18 +600,19 @@ def variables(job: Job, kinds: Collection[str]) -> Iterator[Hit]:
 
 
 BATCH.rule(
-    "NCCL-VARIABLE", "warning", "NCCL silently ignores names and values that it does not know",
+    "NCCL-VARIABLE", "warning", "NCCL silently ignores variables and values that it does not know",
     "correct the variable",
 )(partial(variables, kinds=("name", "value")))  # fmt: skip
 BATCH.rule(
-    "INTERFACE-MISSING", "note", "ranks without a common interface cannot connect",
-    "check the name on a compute node",
+    "INTERFACE-MISSING", "note",
+    "ranks cannot connect without a network interface that all nodes have",
+    "check the interface's name on a compute node",
 )(partial(variables, kinds=("interface",)))  # fmt: skip
-BATCH.rule("COSTLY-VARIABLE", "warning", "every step is slower", "leave it out")(
-    partial(variables, kinds=("costly",))
-)
 BATCH.rule(
-    "DEBUG-IN-TIMING", "warning", "measured times include the cost of debugging", "leave it out"
+    "COSTLY-VARIABLE", "warning", "the variable makes every step slower", "unset the variable"
+)(partial(variables, kinds=("costly",)))
+BATCH.rule(
+    "DEBUG-IN-TIMING", "warning", "timed steps include the cost of debugging", "unset the variable"
 )(partial(variables, kinds=("slow",)))
 
 
@@ -594,7 +620,7 @@ BATCH.rule(
 def dos_lines(job: Job) -> Iterator[Hit]:
     numbers = [number for number, line in enumerate(job.lines, start=1) if line.endswith("\r")]
     if numbers:
-        yield Hit(numbers[0], f"{len(numbers)} lines have Windows line ends (CR LF)")
+        yield Hit(numbers[0], f"the script has Windows line ends (CR LF) in {len(numbers)} lines")
 
 
 @BATCH.rule("DIRECTIVE-LATE", "error", "sbatch silently ignores directives after the first command",
@@ -603,12 +629,12 @@ def late_directive(job: Job) -> Iterator[Hit]:
     first = job.first_command
     for line, text in job.shell.comments:
         if line > first and text.startswith("#SBATCH"):
-            yield Hit(
-                line, f"{text[:60].strip()} comes after the first command, which is in line {first}"
-            )
+            directive = text[:60].strip()
+            fact = f"{directive} comes after the script's first command, which is in line {first}"
+            yield Hit(line, fact)
 
 
-@BATCH.rule("DIRECTIVE-SPELLING", "error", "sbatch reads the line as a comment",
+@BATCH.rule("DIRECTIVE-SPELLING", "error", "sbatch reads this line as a comment",
             "write #SBATCH in capitals at the start of the line")  # fmt: skip
 def misspelt_directive(job: Job) -> Iterator[Hit]:
     for line, text in job.shell.comments:
@@ -616,18 +642,19 @@ def misspelt_directive(job: Job) -> Iterator[Hit]:
         if match and not text.startswith("#SBATCH"):
             words = [Word(line, word) for word in split_words(match[1])]
             if not options(words, SHORT)[1]:
-                yield Hit(line, f"{text[:60].rstrip()!r} does not begin with #SBATCH")
+                directive = text[:60].rstrip()
+                yield Hit(line, f"the line {directive!r} does not begin with #SBATCH")
 
 
-@BATCH.rule("DIRECTIVE-OFF", "note", "sbatch ignores the line",
-            "remove the extra # if you want the option")  # fmt: skip
+@BATCH.rule("DIRECTIVE-OFF", "note", "sbatch ignores this directive, because the line is a comment",
+            "remove the extra # if sbatch shall read the line")  # fmt: skip
 def disabled_directive(job: Job) -> Iterator[Hit]:
     for line, text in job.shell.comments:
         if re.match(r"\s*(?:##+\s*|#\s+)SBATCH\s+-", text):
             yield Hit(line, f"{text[:60].strip()!r} is a comment")
 
 
-@BATCH.rule("DIRECTIVE-VARIABLE", "error", "sbatch does not expand variables",
+@BATCH.rule("DIRECTIVE-VARIABLE", "error", "sbatch does not expand shell variables in directives",
             "write the value itself, or sbatch's %j (job id), %x (job name) or %u (user)"
             )  # fmt: skip
 def variable_in_directive(job: Job) -> Iterator[Hit]:
@@ -645,7 +672,8 @@ MAKES_FOLDERS = (23, 2)
 @BATCH.rule("OUTPUT-FOLDER", "note",
             "Slurm before 23.02 does not create the folder, so the job fails at once (exit code "
             "0:53) without a log",
-            "create the folder before you submit; use %j only in the file's name")  # fmt: skip
+            "create the folder before you submit, and use %j only in the name of the file, not of "
+            "the folder")  # fmt: skip
 def missing_folder(job: Job) -> Iterator[Hit]:
     """Yield the folders of --output and --error that are missing on this machine."""
     for name in ("output", "error") if not job.slurm or job.slurm < MAKES_FOLDERS else ():
@@ -653,8 +681,12 @@ def missing_folder(job: Job) -> Iterator[Hit]:
         folder = Path(option.value).parent if option and option.value else Path()
         if option and not _may_exist(folder, job):
             is_sure = folder.is_absolute() or bool(job.value("chdir"))
-            where = "" if is_sure else " here or beside the script"
-            fact = f"the folder {folder} of --{name} does not exist{where}"
+            fact = f"the folder {folder} of --{name} does not exist"
+            if not is_sure:
+                fact = (
+                    f"the folder {folder} of --{name} is neither in the current folder nor "
+                    "beside the script"
+                )
             yield Hit(option.line, fact, severity="error" if job.slurm and is_sure else None)
 
 
@@ -674,15 +706,16 @@ def _may_exist(folder: Path, job: Job) -> bool:
 
 
 @BATCH.rule("GPU-PER-TASK", "warning",
-            'a rank that uses cuda:LOCAL_RANK fails with "invalid device ordinal"; with '
-            "cuda:0 it works, but NCCL cannot use NVLink and P2P",
-            "use --gpus-per-node, with one task for each GPU and cuda:LOCAL_RANK")  # fmt: skip
+            'a rank that uses cuda:LOCAL_RANK fails with "invalid device ordinal", and with cuda:0 '
+            'instead NCCL cannot use NVLink and P2P',
+            "use --gpus-per-node instead, start one task for each GPU, and use cuda:LOCAL_RANK in "
+            "each rank")  # fmt: skip
 def one_gpu_per_task(job: Job) -> Iterator[Hit]:
     if "allow-task-sharing" in job.value("gres-flags"):
         return
     directive = job.directive("gpus-per-task")
     if directive and (job.tasks_per_node() or 1) > 1:
-        yield Hit(directive.line, "--gpus-per-task shows each task only one GPU")
+        yield Hit(directive.line, "with --gpus-per-task each task sees only one GPU")
     for step in job.steps:
         names = ("gpu-bind", "accel-bind", "gres-flags")
         bind, nearest, flags = (step.options.get(name) or "" for name in names)
@@ -696,25 +729,26 @@ def one_gpu_per_task(job: Job) -> Iterator[Hit]:
         }
         option = next((option for option, is_given in hiding.items() if is_given), "")
         if option and not is_one:
-            yield Hit(step.line, f"srun {option} shows each task only one GPU")
+            yield Hit(step.line, f"with srun {option} each task sees only one GPU")
         elif any(re.match(r"CUDA_VISIBLE_DEVICES=\S*LOCAL", token) for token in step.tokens):
-            yield Hit(step.line, "CUDA_VISIBLE_DEVICES shows each task only one GPU")
+            yield Hit(step.line, "CUDA_VISIBLE_DEVICES limits each task to one GPU")
 
 
 @BATCH.rule("SIGNAL-STEPS", "warning",
-            "the signal ends ranks that do not handle it, and the script continues",
-            "give --signal=B:USR1@120 and trap USR1 in this script, unless ranks handle it"
+            "the signal ends ranks that do not handle it, but the script continues",
+            "use --signal=B:USR1@120 and trap USR1 in this script, unless the ranks handle the "
+            "signal"
             )  # fmt: skip
 def signal_to_steps(job: Job) -> Iterator[Hit]:
     option = job.directive("signal")
     target, colon, _ = job.value("signal").partition(":")
     is_lightning = "lightning" in job.text.lower()  # Lightning handles the signal
     if option and not is_lightning and not (colon and "B" in target):
-        yield Hit(option.line, f"--signal={option.value} goes to the ranks, not to this script")
+        yield Hit(option.line, f"--signal={option.value} signals the ranks, and not this script")
 
 
 @BATCH.rule("TASKS-CONTRADICT", "error",
-            "Slurm obeys --ntasks, and takes --ntasks-per-node only as a maximum",
+            "Slurm starts --ntasks tasks, and uses --ntasks-per-node only as a maximum",
             "give --nodes and --ntasks-per-node, and leave --ntasks out")  # fmt: skip
 def tasks_contradict(job: Job) -> Iterator[Hit]:
     option, tasks, per_node = (
@@ -729,7 +763,7 @@ def tasks_contradict(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule("EXPORT-NAMES", "error", "tasks without PATH cannot find their program",
-            "use --export=ALL and set variables in the script")  # fmt: skip
+            "use --export=ALL, and set the variables in the script")  # fmt: skip
 def exported_names(job: Job) -> Iterator[Hit]:
     for line, value in _exports(job):
         names = value.split(",")
@@ -738,13 +772,13 @@ def exported_names(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule("EXPORT-COMMA", "error", "the variable gets only the text before the comma",
-            "export the variable in the script, in quotes")  # fmt: skip
+            "export the variable in the script, with its value in quotes")  # fmt: skip
 def export_with_comma(job: Job) -> Iterator[Hit]:
     for line, value in _exports(job):
         names = value.split(",")
         cut = [b for a, b in pairwise(names) if "=" in a and "=" not in b]
         if "ALL" in names and cut and cut[0] != "ALL":
-            yield Hit(line, f"--export={value} cuts a value at the comma before {cut[0]!r}")
+            yield Hit(line, f"--export={value} ends a value at the comma before {cut[0]!r}")
 
 
 def _exports(job: Job) -> Iterator[tuple[int, str]]:
@@ -759,7 +793,7 @@ def _exports(job: Job) -> Iterator[tuple[int, str]]:
 HANDED_ON = re.compile(r"(APPTAINER|SINGULARITY)ENV_(SLURM|MASTER|RANK|LOCAL|WORLD|\$|\{)")
 
 
-@BATCH.rule("CLEANENV", "error", "no rank gets its number or the master's address",
+@BATCH.rule("CLEANENV", "error", "the ranks get neither their number nor the address of the master",
             "pass the variables as APPTAINERENV_NAME=VALUE, or use --env-file")  # fmt: skip
 def clean_environment(job: Job) -> Iterator[Hit]:
     for container in job.containers:
@@ -770,7 +804,8 @@ def clean_environment(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule("CONTAINALL", "error", "NCCL and gloo cannot use shared memory between ranks",
-            "remove --containall and --ipc; --no-home hides the home folder")  # fmt: skip
+            "remove --containall and --ipc; if the home folder must be hidden, use "
+            "--no-home")  # fmt: skip
 def isolated_ranks(job: Job) -> Iterator[Hit]:
     for container in job.containers:
         tasks = job.tasks_per_node(container.step) if container.step else 1
@@ -786,8 +821,8 @@ AMD = re.compile(
 )
 
 
-@BATCH.rule("NO-NV", "error", "torch sees no GPU, and Apptainer does not warn",
-            "add --nv, or --rocm for AMD")  # fmt: skip
+@BATCH.rule("NO-NV", "error", "torch in the image sees no GPU, and Apptainer gives no warning",
+            "add --nv, or add --rocm for AMD GPUs")  # fmt: skip
 def no_gpus_inside(job: Job) -> Iterator[Hit]:
     """Yield each image that sees no GPU.
 

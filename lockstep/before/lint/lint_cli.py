@@ -19,10 +19,10 @@ Examples:
   lockstep lint --rules
 
 \b
-Each line reads FILE:LINE: RULE SEVERITY: what is wrong: why; what to do.
+Each printed line has the form FILE:LINE: RULE SEVERITY: what is wrong: why; what to do.
 A folder stands for its .sh, .sbatch, .slurm and .py files.
 Shell scripts need the extra [lint]: pip install '/path/to/checkout[lint]'.
-Exit code: 0 without errors and warnings, 1 with any, 2 if a script cannot be read.
+Exit code: 0 if there is no error and no warning, 1 if there is one, 2 if a script cannot be read.
 """
 
 
@@ -34,7 +34,8 @@ def _files(path: Path) -> list[Path]:
         return [path]
     files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
     if not files:
-        raise ValueError(f"folder {path} has no {', '.join(SUFFIXES)} file; give a script")
+        endings = ", ".join(SUFFIXES)
+        raise ValueError(f"folder {path} has no file that ends in {endings}; give a script")
     return files
 
 

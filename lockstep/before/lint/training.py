@@ -189,7 +189,8 @@ def _words(node: ast.AST) -> Iterator[str]:
         yield node.value
 
 
-@TRAINING.rule("SET-EPOCH", "error", "each epoch repeats the order of samples of the first epoch",
+@TRAINING.rule("SET-EPOCH", "error",
+               "every epoch uses the samples in the same order as the first epoch",
                "call sampler.set_epoch(epoch) before each epoch")  # fmt: skip
 def same_order(script: Script) -> Iterator[Hit]:
     for call in script.find("DistributedSampler") if not script.find("set_epoch") else ():
@@ -221,8 +222,9 @@ WAITING = ("synchronize", "empty_cache")
 PRINTING = ("print", "info", "debug", "write", "log", "add_scalar")
 
 
-@TRAINING.rule("SYNC-IN-STEP", "warning", "the CPU waits for the GPU, which then idles",
-               "store loss.detach(), and read its value every hundred steps")  # fmt: skip
+@TRAINING.rule("SYNC-IN-STEP", "warning",
+               "the CPU waits for the GPU, and then the GPU waits for new work",
+               "store loss.detach(), and read its value only every hundred steps")  # fmt: skip
 def read_each_step(script: Script) -> Iterator[Hit]:
     if script.mentions("gloo") and not script.mentions("cuda", "device", "nccl", "to"):
         return  # a script for CPUs
@@ -231,11 +233,14 @@ def read_each_step(script: Script) -> Iterator[Hit]:
         name = name_of(call.func)
         last = last_name(call) or getattr(call.func, "attr", "")
         if last in READING and not call.args:
-            yield Hit(call.lineno, f"{name or f'(...).{last}'}() is called in each step")
+            called = name or f"(...).{last}"
+            yield Hit(call.lineno, f"{called}() is called in each step")
         elif last in WAITING and "cuda" in name:
             action = "move this call out of the step"
             if last == "synchronize":
-                action = f"{action}; a timer needs this call only before and after many steps"
+                action = (
+                    "move this call out of the step, and time many steps between two such calls"
+                )
             yield Hit(
                 call.lineno, f"{name}() is called in each step: the CPU waits for the GPU", action
             )
@@ -245,15 +250,17 @@ def read_each_step(script: Script) -> Iterator[Hit]:
             inner = {node.value for node in nodes if isinstance(node, ast.Attribute)}
             names = {node.id for node in nodes if isinstance(node, ast.Name) and node not in inner}
             if printed := losses & names:
-                yield Hit(call.lineno, f"{last}() reads the tensor {min(printed)} in each step")
+                tensor = min(printed)
+                yield Hit(call.lineno, f"{last}() reads the value of tensor {tensor} in each step")
 
 
 @TRAINING.rule("STEP-COLLECTIVE", "warning",
-               "all ranks wait for each other here and again in the gradients' all-reduce",
+               "all ranks wait for each other in this call and again in the all-reduce of the "
+               "gradients",
                "call the collective every hundred steps or at the end of the epoch")  # fmt: skip
 def collective_each_step(script: Script) -> Iterator[Hit]:
     for call in filter(script.is_in_each_step, collectives(script.tree)):
-        yield Hit(call.lineno, f"{name_of(call.func)} is called in each step")
+        yield Hit(call.lineno, f"the collective {name_of(call.func)} is called in each step")
 
 
 @TRAINING.rule("UNUSED-PARAMETERS", "warning", "DDP searches the whole autograd graph in each step",
@@ -265,8 +272,9 @@ def unused_parameters(script: Script) -> Iterator[Hit]:
 
 
 @TRAINING.rule("NO-WORKERS", "warning",
-               "the training process loads each batch itself, so the device idles meanwhile",
-               "set num_workers below the rank's number of cores, and persistent_workers=True"
+               "the training process itself loads each batch, and the device is idle meanwhile",
+               "set num_workers below the number of cores of a rank, and set "
+               "persistent_workers=True"
                )  # fmt: skip
 def no_workers(script: Script) -> Iterator[Hit]:
     if not script.is_distributed or script.find("TensorDataset"):
@@ -280,8 +288,10 @@ def no_workers(script: Script) -> Iterator[Hit]:
 
 
 @TRAINING.rule("NO-SYNC", "warning",
-               "each backward exchanges all gradients, but only the last one needs to",
-               "run all but the last backward within `with model.no_sync():`")  # fmt: skip
+               "each backward pass exchanges all gradients, but only the last pass before a step "
+               "needs this exchange",
+               "run every backward pass except the last one within `with "
+               "model.no_sync():`")  # fmt: skip
 def no_sync(script: Script) -> Iterator[Hit]:
     if not script.find(*WRAPS) or script.mentions("no_sync", "require_backward_grad_sync"):
         return
@@ -301,8 +311,9 @@ def no_sync(script: Script) -> Iterator[Hit]:
 
 
 @TRAINING.rule("RANK-FILES", "warning",
-               "the ranks overwrite each other's file, which may end up corrupt",
-               "write only on rank 0, and let the other ranks wait at a barrier")  # fmt: skip
+               "the ranks overwrite each other's file, so the file may be corrupt",
+               "write the file only on rank 0, and let the other ranks wait at a "
+               "barrier")  # fmt: skip
 def files_of_all_ranks(script: Script) -> Iterator[Hit]:
     for call in script.calls if script.is_distributed else ():
         is_save = name_of(call.func) == "torch.save" and not asks_for_rank(call)
@@ -315,7 +326,8 @@ def files_of_all_ranks(script: Script) -> Iterator[Hit]:
             yield Hit(call.lineno, f"{what} on every rank")
 
 
-@TRAINING.rule("RANK-DEVICE", "error", 'the second node fails with "invalid device ordinal"',
+@TRAINING.rule("RANK-DEVICE", "error",
+               'the ranks of the second node fail with "invalid device ordinal"',
                'use int(os.environ["LOCAL_RANK"])')  # fmt: skip
 def device_of_global_rank(script: Script) -> Iterator[Hit]:
     ranks = {
@@ -330,7 +342,8 @@ def device_of_global_rank(script: Script) -> Iterator[Hit]:
         devices += call.args if name in ("set_device", "cuda", "device", "to") else []
         if name not in seen and any(_is_global_rank(device, ranks) for device in devices):
             seen.add(name)
-            yield Hit(call.lineno, f"{ast.unparse(call)[:60]} uses the global rank")
+            call_text = ast.unparse(call)[:60]
+            yield Hit(call.lineno, f"{call_text} uses the global rank as a device number")
 
 
 def _is_global_rank(node: ast.AST, ranks: set[str]) -> bool:
@@ -348,8 +361,8 @@ def _is_global_rank(node: ast.AST, ranks: set[str]) -> bool:
 
 # Batch scripts have the same rule about their options.
 GLOO: tuple[str, Severity, str, str] = (
-    "GLOO", "warning", "gloo copies each gradient through the host",
-    "use nccl, which is torch's default for GPUs",
+    "GLOO", "warning", "gloo copies each gradient through the memory of the host",
+    "use the backend nccl, which is torch's default for GPUs",
 )  # fmt: skip
 
 
@@ -363,7 +376,7 @@ def gloo_for_gpus(script: Script) -> Iterator[Hit]:
 
 
 @TRAINING.rule("RANK-COLLECTIVE", "error",
-               "some ranks make this call and wait for those that do not, until they time out",
+               "the ranks that make this call wait for the other ranks until they time out",
                "call the collective on every rank; only output may depend on the rank")  # fmt: skip
 def some_ranks_only(script: Script) -> Iterator[Hit]:
     """Yield collective calls, including DDP's forward, that not every rank makes."""
@@ -395,7 +408,7 @@ def some_ranks_only(script: Script) -> Iterator[Hit]:
                 block = getattr(holder, name, None)
                 if isinstance(block, list) and branch in block:
                     for call in collectives(*block[block.index(branch) + 1 :]):
-                        fact = f"{name_of(call.func)} is skipped by ranks that leave at `if {test}`"
+                        fact = f"ranks that leave at `if {test}` skip {name_of(call.func)}"
                         yield Hit(call.lineno, fact)
         # Each forward of DDP may broadcast the model's buffers.
         for call in forwards[0] or forwards[1] if not all(forwards) else ():
@@ -403,22 +416,25 @@ def some_ranks_only(script: Script) -> Iterator[Hit]:
             yield Hit(
                 call.lineno,
                 f"DDP's forward {name}(...) runs within `if {test}`: other ranks may wait for it",
-                f"call {name}.module(...) there, or call {name}(...) on every rank",
+                f"call {name}.module(...) in this branch, or call {name}(...) on every rank",
             )
 
 
 @TRAINING.rule("DATA-PARALLEL", "warning",
-               "DataParallel runs threads in one Python interpreter, and on one node",
+               "DataParallel drives all GPUs by threads of one Python process, and works only on "
+               "one node",
                "use DistributedDataParallel with one process per GPU")  # fmt: skip
 def data_parallel(script: Script) -> Iterator[Hit]:
     for call in script.find("DataParallel"):
-        yield Hit(call.lineno, f"{name_of(call.func)} drives all GPUs from one process")
+        yield Hit(
+            call.lineno, f"the script uses {name_of(call.func)} instead of DistributedDataParallel"
+        )
 
 
 PORT = re.compile(r"tcp://[^:]+:[1-9][0-9]*")
 
 
-@TRAINING.rule("FIXED-PORT", "warning", "another job on the node may use the same port",
+@TRAINING.rule("FIXED-PORT", "warning", "another job on the node may already use this port",
                "let torchrun choose the port, or derive it from the job's id: 20000 + "
                "int(os.environ['SLURM_JOB_ID']) % 10000")  # fmt: skip
 def fixed_port(script: Script) -> Iterator[Hit]:
@@ -432,7 +448,7 @@ def fixed_port(script: Script) -> Iterator[Hit]:
             yield Hit(node.lineno, f"{node.value!r} is a fixed port")
 
 
-@TRAINING.rule("GPU-ZERO", "error", "all ranks of a node share its first GPU",
+@TRAINING.rule("GPU-ZERO", "error", "all ranks of a node use the node's first GPU",
                'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first')  # fmt: skip
 def one_gpu_for_all(script: Script) -> Iterator[Hit]:
     words = (
@@ -446,12 +462,13 @@ def one_gpu_for_all(script: Script) -> Iterator[Hit]:
         if (name in ("to", "device") and is_first) or (
             name == "cuda" and (first is None or is_first or device == 0)
         ):
-            fact = f"{ast.unparse(call)[:60]} is called, but the script never uses LOCAL_RANK"
+            call_text = ast.unparse(call)[:60]
+            fact = f"the script calls {call_text}, but never uses LOCAL_RANK"
             yield Hit(call.lineno, fact)
 
 
 @TRAINING.rule("NO-SEED", "note",
-               "no two runs are alike, and ranks may start with different parameters",
+               "every run gives other results, and ranks may start with different parameters",
                "call torch.manual_seed with the same seed on all ranks")  # fmt: skip
 def no_seed(script: Script) -> Iterator[Hit]:
     seeds = ("manual_seed", "manual_seed_all", "seed_everything", "set_seed", "seed_all", "seed")
@@ -465,6 +482,6 @@ def load(path: str) -> Script:
     try:
         return Script(path, ast.parse(files.content(Path(path))))
     except SyntaxError as error:
-        raise ValueError(f"{path}:{error.lineno or 1}: this is not Python: {error.msg}") from None
+        raise ValueError(f"{path}:{error.lineno or 1}: invalid Python: {error.msg}") from None
     except (RecursionError, MemoryError):
-        raise ValueError(f"{path} is nested too deeply for Python's parser") from None
+        raise ValueError(f"the code in {path} is nested too deeply for Python's parser") from None

@@ -37,8 +37,10 @@ def _ints(low: int, high: float = math.inf) -> Values:
         except ValueError:  # such as 08, which is not octal
             return False
 
-    most = f" to {high}" if math.isfinite(high) else " upwards"
-    return Values(f"a whole number from {low}{most}", accept)
+    allowed = f"a whole number from {low} upwards"
+    if math.isfinite(high):
+        allowed = f"a whole number from {low} to {high}"
+    return Values(allowed, accept)
 
 
 def _words(*words: str, ignore_case: bool = False, integers: bool = False) -> Values:
@@ -46,7 +48,10 @@ def _words(*words: str, ignore_case: bool = False, integers: bool = False) -> Va
         is_integer = integers and re.fullmatch("[0-9]{1,9}", value, re.ASCII)
         return bool(is_integer) or (value.upper() if ignore_case else value) in words
 
-    return Values(", ".join(words) + " or an integer, as in older NCCL" * integers, accept, words)
+    allowed = allowed_words = ", ".join(words)
+    if integers:
+        allowed = f"{allowed_words} or, as in older versions of NCCL, an integer"
+    return Values(allowed, accept, words)
 
 
 def _list(*words: str, by_function: bool = False) -> Values:
@@ -55,8 +60,9 @@ def _list(*words: str, by_function: bool = False) -> Values:
     entry = rf" *\^?({'|'.join(words)}) *"
     entries = f"({entry}(,{entry})*)?"
     pattern = f"([^;]*:)?{entries}(;([^;]*:)?{entries})*" if by_function else entries
+    allowed_words = ", ".join(words)
     return Values(
-        f"a comma-separated list of {', '.join(words)}; ^ before the list excludes its words",
+        f"a list of {allowed_words}, separated by commas; ^ before the list excludes its words",
         lambda value: re.fullmatch(pattern, value, re.IGNORECASE) is not None,
     )
 
@@ -151,13 +157,13 @@ RENAMED = "ASYNC_ERROR_HANDLING BLOCKING_WAIT DESYNC_DEBUG ENABLE_TIMING"
 GONE = {
     "NCCL_TIMEOUT": (
         "has no effect",
-        "give timeout= to torch.distributed.init_process_group, or --comm-timeout to Lockstep",
+        "pass timeout= to torch.distributed.init_process_group, or pass --comm-timeout to Lockstep",
     ),
     "NCCL_IB_CUDA_SUPPORT": ("was removed in NCCL 2.4", "use NCCL_NET_GDR_LEVEL"),
     "NCCL_IB_GDR_LEVEL": ("was renamed in NCCL 2.4", "use NCCL_NET_GDR_LEVEL"),
-    "NCCL_SINGLE_RING_THRESHOLD": ("was removed in NCCL 2.3", "unset it"),
-    "NCCL_LL_THRESHOLD": ("was removed in NCCL 2.5", "use NCCL_PROTO, or unset it"),
-    "NCCL_TREE_THRESHOLD": ("was removed in NCCL 2.5", "use NCCL_ALGO, or unset it"),
+    "NCCL_SINGLE_RING_THRESHOLD": ("was removed in NCCL 2.3", "unset the variable"),
+    "NCCL_LL_THRESHOLD": ("was removed in NCCL 2.5", "unset the variable, or use NCCL_PROTO"),
+    "NCCL_TREE_THRESHOLD": ("was removed in NCCL 2.5", "unset the variable, or use NCCL_ALGO"),
     "NCCL_MAX_NRINGS": ("was renamed in NCCL 2.5", "use NCCL_MAX_CTAS"),
     "NCCL_MIN_NRINGS": ("was renamed in NCCL 2.5", "use NCCL_MIN_CTAS"),
     "NCCL_MAX_NCHANNELS": ("is deprecated since NCCL 2.17", "use NCCL_MAX_CTAS"),
@@ -172,16 +178,16 @@ OTHERS = re.compile(
     "NCCL_(FASTRAK|GPUDIRECTTCPX|SHARP|UCX|TESTS|OFI)_.*|"
     "NCCL_(VERSION|HOME|ROOT|DIR|PREFIX|LIBRARY|LIB_DIR|INCLUDE_DIR|LIBRARIES)"
 )
-_TO_DEBUG = "unset the variable, except to debug"
-_BLOCKING = ("the host waits for each kernel, so nothing overlaps", _TO_DEBUG)
-_SLOWER_PATH = "unset the variable, or write in a comment which fault of the machine needs it"
+_TO_DEBUG = "unset the variable, unless you are debugging"
+_BLOCKING = ("the host waits for each kernel, so no work overlaps", _TO_DEBUG)
+_SLOWER_PATH = "unset the variable, or name in a comment the fault of the machine that requires it"
 _BY_HOST = (
     "GPUs of a node exchange data through the host's memory instead of NVLink", _SLOWER_PATH
 )  # fmt: skip
 _BY_TCP = ("nodes exchange data over TCP instead of InfiniBand or RoCE", _SLOWER_PATH)
 _CHOSEN = (
-    "NCCL cannot choose the fastest way for each message",
-    "unset the variable, except in tests",
+    "NCCL cannot choose the fastest method for each message",
+    "unset the variable, except in tests of NCCL itself",
 )
 # variable -> (pattern of slow values; their effect; what to do instead)
 COSTLY: dict[str, tuple[str, str, str]] = {
@@ -189,18 +195,18 @@ COSTLY: dict[str, tuple[str, str, str]] = {
     "HIP_LAUNCH_BLOCKING": ("1", *_BLOCKING),
     "AMD_SERIALIZE_KERNEL": ("[123]", *_BLOCKING),
     "AMD_SERIALIZE_COPY": ("[123]", *_BLOCKING),
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("1", "the driver allocates each tensor anew", _TO_DEBUG),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("1", "torch does not reuse freed GPU memory", _TO_DEBUG),
     "NCCL_IB_DISABLE": ("1", *_BY_TCP),
     "NCCL_NET": ("(?i:socket)", *_BY_TCP),
     "NCCL_P2P_DISABLE": ("1", *_BY_HOST),
     "NCCL_P2P_LEVEL": ("LOC|0", *_BY_HOST),
-    "NCCL_SHM_DISABLE": ("1", "ranks of a node may exchange data over the network", _SLOWER_PATH),
-    "NCCL_NET_GDR_LEVEL": ("LOC|0", "the network reaches a GPU only via the host", _SLOWER_PATH),
+    "NCCL_SHM_DISABLE": ("1", "ranks of a node cannot use shared memory", _SLOWER_PATH),
+    "NCCL_NET_GDR_LEVEL": ("LOC|0", "network data reach a GPU only through the host", _SLOWER_PATH),
     "FI_PROVIDER": ("(?i:tcp|sockets)", "libfabric uses TCP", _SLOWER_PATH),
     "NCCL_PROTO": ("[^^].*", *_CHOSEN),
     "NCCL_ALGO": ("[^^].*", *_CHOSEN),
     "NCCL_CHECK_POINTERS": ("1", "NCCL checks every pointer", _TO_DEBUG),
-    "TORCH_NCCL_BLOCKING_WAIT": ("1", "the host waits for each collective", _TO_DEBUG),
+    "TORCH_NCCL_BLOCKING_WAIT": ("1", "the host waits for each collective to end", _TO_DEBUG),
 }
 
 Kind = Literal["name", "value", "interface", "slow", "costly"]
@@ -246,10 +252,10 @@ def _fault(
         action = (
             f"did you mean {near[0]}?"
             if near
-            else "unset the variable, unless a plugin documents it"
+            else "unset the variable, unless the documentation of a plugin names it"
         )
         if near or not name.startswith("TORCH_"):  # PyTorch documents only some of its variables
-            return "name", f"{name} is not in NCCL's documentation", action
+            return "name", f"NCCL's documentation names no variable {name}", action
     if not value or "$" in value:
         return None
     if known and not known.accept(value):
@@ -257,23 +263,29 @@ def _fault(
         near = [word for word in known.words if level.startswith(word)]
         near = near or difflib.get_close_matches(level[:80], known.words, n=1)
         action = f"set it to {near[0]}" if near else "set an allowed value, or unset the variable"
-        return "value", f"{setting} is not a valid value; allowed: {known.allowed}", action
+        return "value", f"{setting} is not valid; allowed: {known.allowed}", action
     if name in INTERFACE_NAMES and interfaces is not None and _is_missing(name, value, interfaces):
         present = ", ".join(sorted(interfaces)) or "none"
-        message = f"{setting} matches no interface of this machine, which has {present}"
-        action = "name an interface that all nodes have; srun ip -brief link lists them"
+        message = f"{setting} matches no network interface of this machine, which has {present}"
+        action = (
+            "name an interface that all nodes have; `srun ip -brief link` lists each node's "
+            "interfaces"
+        )
         return "interface", message, action
     pattern, effect, instead = COSTLY.get(name, ("", "", ""))
     if pattern and re.fullmatch(pattern, value):
         return "costly", f"{setting}: {effect}", instead
     if name == "TORCH_DISTRIBUTED_DEBUG" and level == "DETAIL":
-        message = f"{setting} checks every collective among all ranks, which slows timed steps"
+        message = (
+            f"{setting} checks each collective against those of all other ranks, which slows timed "
+            "steps"
+        )
         return "slow", message, "unset the variable in timed runs"
     if name == "NCCL_DEBUG" and level in ("INFO", "TRACE"):
         logged = (environ.get("NCCL_DEBUG_SUBSYS") or DEFAULT_SUBSYSTEMS).upper().split(",")
         if level == "TRACE" or not set(logged) <= STARTING:
             action = "set NCCL_DEBUG=WARN, or NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=INIT,NET"
-            return "slow", f"{setting} writes a log during timed steps", action
+            return "slow", f"with {setting} NCCL writes a log during timed steps", action
     return None
 
 

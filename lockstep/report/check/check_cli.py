@@ -24,7 +24,8 @@ Examples:
 A PATH is what lockstep report reads: a campaign, pytest-benchmark files, or an imported table.
 Imported tables of times and of throughput at the same sizes count as one run, unless they state
 different models, precisions, scalings or sources.
-The text has the first places and facts of each kind. --json prints all: {"findings": [...]}.
+The text shows only the first places and facts of each kind. --json prints all of them:
+{"findings": [...]}.
 Each finding has rule, level, kind, cases, world_sizes, launches, values, where, message and action.
 
 \b
@@ -35,9 +36,9 @@ This is a targets file; the built-in file `proposal` shows every key:
   speedup = {4 = [3.5, 3.8]}
   throughput_gain = -0.05  # with --against: at most 5 % less throughput
 A target is met if the whole 95 % interval reaches it, and missed if no part of the interval does.
-Otherwise it is not shown. It is blocked if the check finds an error in the results behind it.
-A single launch shows nothing. Repeats in one Slurm job show nothing either, unless the campaign has
-is_machine = true under [jobs], which says that only these nodes matter.
+In all other cases it is not shown. It is blocked if the check finds an error in its results.
+A single launch cannot meet or miss a target. Repeats in one Slurm job cannot either, unless the
+campaign has is_machine = true under [jobs], which says that only these nodes matter.
 Each judgement after more launches needs a wider interval, so looks.jsonl records all judgements.
 
 \b
@@ -51,12 +52,15 @@ With --targets: 0 if all targets are met, 1 if one is missed, not shown or block
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--rules", "lists_rules", is_flag=True, help="List the rules.")
 @click.option(
-    "--targets", help="Judge the results by this targets file. The built-in one is `proposal`."
+    "--targets",
+    help="Judge the results by this targets file. The name of the built-in file is `proposal`.",
 )
 @click.option("--against", type=click.Path(path_type=Path),
-              help="With --targets: earlier results to judge throughput_gain with.")  # fmt: skip
+              help="With --targets: earlier results with which throughput_gain is "
+                   "judged.")  # fmt: skip
 @click.option("--allow", "allowed", multiple=True, type=click.Choice(ALLOWABLE),
-              help="Fact in which PATHS and --against may differ. Can be repeated.")  # fmt: skip
+              help="Fact in which PATHS and --against may differ. The option can be "
+                   "repeated.")  # fmt: skip
 @click.pass_context
 @opening.accept_bundles()
 def check(
@@ -65,7 +69,7 @@ def check(
 ) -> None:  # fmt: skip
     """Check whether results are a valid scaling study, and print what to fix.
 
-    With --targets, print for each target whether the results meet it, miss it, or do not show it.
+    With --targets, print for each target whether the results meet it, miss it, or cannot decide it.
     Nothing is measured, and no result is changed.
     """
     from lockstep.core.findings import exit_code

@@ -149,9 +149,8 @@ def say_errors(findings: Iterable[Finding], side: str = "") -> None:
     if groups:
         more = len(groups) - MAX_ERRORS
         all_of = f"{counted(more, 'more error')}; " if more > 0 else ""
-        click.echo(
-            f"{side}{all_of}run lockstep check to see what to do about each error\n", err=True
-        )
+        advice = "run lockstep check to see what to do about each error"
+        click.echo(f"{side}{all_of}{advice}\n", err=True)
 
 
 def say_unread(results: Results) -> None:

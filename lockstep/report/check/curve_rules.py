@@ -67,8 +67,8 @@ def constant_work(evidence: Evidence) -> Iterator[Finding]:
         if flag.kind == "smaller-batch":
             requested, measured = flag.values.get("asked"), flag.values.get("measured")
             text = (
-                f"the case was measured with {measured} samples per rank, since {requested} do not "
-                "fit in memory"
+                f"the case was measured with {measured} samples per rank, because {requested} "
+                "samples per rank do not fit in memory"
             )
             yield fact(flag.kind, text, at=item, asked=requested, measured=measured)
     for series in evidence.ladders:
@@ -76,13 +76,14 @@ def constant_work(evidence: Evidence) -> Iterator[Finding]:
         if name := {"strong": "global_batch", "weak": "local_batch"}.get(scaling):
             kept = _batches(series, name)
             if len(set(kept)) > 1 and not _is_local_batch_fixed(series):
-                text = f"the scaling is {scaling}, but {name} varies: {joined(kept)}"
+                values = joined(kept)
+                text = f"the scaling is {scaling}, but {name} differs between the sizes: {values}"
                 yield fact("uneven-batch", text, *_sizes(series), at=series, scaling=scaling,
                            fact=name, batches=kept)  # fmt: skip
         base = series.baseline
         for size, factor in _samples_per_item(series):
             if not (abs(factor - 1) <= EXACT or _is_size(factor, size / base, EXACT)):
-                text = (f"the ratio samples per step / global batch is {factor:.3g} times its "
+                text = (f"samples per step divided by global batch gives {factor:.3g} times the "
                         f"value at world size {base}")  # fmt: skip
                 yield fact("uneven-steps", text, size, at=series,
                            factor=factor, baseline=base)  # fmt: skip
@@ -101,7 +102,8 @@ def _samples_per_item(series: Series) -> list[tuple[int, float]]:
 @rule(
     "fixed-epochs-as-strong",
     "error",
-    "the work per rank and step is constant, so more ranks take fewer steps, not shorter ones",
+    "the work of a rank per step is constant, so with more ranks a run has fewer steps, not "
+    "shorter steps",
     "set the scaling to fixed-epochs, or measure all world sizes with one global batch",
     "ladders",
 )
@@ -110,18 +112,19 @@ def fixed_epochs_as_strong(series: Series) -> Iterator[Finding]:
     is_time = series.base.time_s is not None and series.row.scaling is None
     if (series.row.scaling == "strong" or is_time) and _is_local_batch_fixed(series):
         batches, sizes = _batches(series, "global_batch"), _sizes(series)
-        varied = f"the global batch is {joined(batches)} at world size {joined(sizes)}"
-        kind, text = "called-strong", f"this series is called strong scaling, but {varied}"
+        batch_grows = _grown(batches, sizes)
+        kind, text = "called-strong", f"this series is called strong scaling, but {batch_grows}"
         if is_time:
             kind = "compared-as-strong"
-            text = f"this series is compared by its total time, but {varied}"
+            text = f"this series is compared by its total time, but {batch_grows}"
         yield fact(kind, text, batches=batches, sizes=sizes)
 
 
 @rule(
     "fixed-epochs",
     "warning",
-    "scaling with fixed epochs is neither strong nor weak, and each world size trains differently",
+    "scaling with fixed epochs is neither strong nor weak, because each size has another global "
+    "batch",
     "quote the total time, the step time and the accuracy of each size",
     "ladders",
     doubts=False,
@@ -141,18 +144,25 @@ def fixed_epochs(series: Series) -> Iterator[Finding]:
     speedup = ratio(last.speedup)
     texts = ["the local batch and the number of epochs are fixed"]
     if batches:
-        texts.append(f"the global batch is {joined(batches)} at world size {joined(sizes)}")
-    texts.append(f"the total time at world size {last.world_size} has a speed-up of {speedup}")
+        texts.append(_grown(batches, sizes))
+    texts.append(f"the total time at world size {last.world_size} gives a speed-up of {speedup}")
     if samples:
-        texts.append(f"the runs train on {joined(samples)} samples")
+        numbers = joined(samples)
+        texts.append(f"the numbers of samples of the runs are {numbers}")
     if steps_s:
         times_ms = joined(number(1e3 * step_s) for step_s in steps_s)
         shares = joined(f"{percent(share)} %" for share in kept)
         texts.append(
-            f"a step takes {times_ms} ms, so each rank runs at {shares} of the baseline's speed"
+            f"a step takes {times_ms} ms, so each rank above the baseline runs at {shares} of the "
+            "baseline's speed"
         )
     yield fact("fixed", "; ".join(texts), batches=batches, sizes=sizes, last=last.world_size,
                speedup=last.speedup, samples=samples, steps_s=steps_s, kept=kept)  # fmt: skip
+
+
+def _grown(batches: list[int], sizes: list[int]) -> str:
+    global_batches, world_sizes = joined(batches), joined(sizes)
+    return f"the global batch is {global_batches} at world sizes {world_sizes}"
 
 
 def _trained_samples(series: Series) -> list[int]:
@@ -165,8 +175,8 @@ def _trained_samples(series: Series) -> list[int]:
 
 
 @rule("small-batch", "warning",
-      "fixed costs such as kernel launches and waits for other ranks dominate a step",
-      "increase the local batch, and see in the report whether the devices are idle", "ladders",
+      "fixed costs, such as kernel launches and waiting for other ranks, dominate such short steps",
+      "increase the local batch, and look in the report whether the devices are idle", "ladders",
       doubts=False)  # fmt: skip
 def small_batch(series: Series) -> Iterator[Finding]:
     """Short steps of a fixed local batch get longer with more ranks, which then wait."""
@@ -179,13 +189,14 @@ def small_batch(series: Series) -> Iterator[Finding]:
     if has_another_cause or (series.row.is_own_test and why is None):
         return
     added_s = {point.world_size: point.step_s - base_s for point in series.above if point.step_s}
-    added = joined(f"{number(1e3 * each)} ms" for each in added_s.values())
-    text = f"a step of {number(1e3 * base_s)} ms takes {added} longer on {joined(added_s)} ranks"
+    base_ms, more_ranks = number(1e3 * base_s), joined(added_s)
+    extra = joined(f"{number(1e3 * each)} ms" for each in added_s.values())
+    text = f"a step takes {base_ms} ms at the baseline, and {extra} more on {more_ranks} ranks"
     yield fact("short-steps", text, *added_s, added_s=[*added_s.values()], step_s=base_s,
                sizes=[*added_s])  # fmt: skip
 
 
-@rule("truncated-batch", "error", "a step trains on fewer samples than its label says",
+@rule("truncated-batch", "error", "a step trains on fewer samples than the label of the case says",
       "choose a global batch that is a multiple of every world size", "points")  # fmt: skip
 def truncated_batch(_series: Series, point: Point) -> Iterator[Finding]:
     """The global batch is not divisible by the ranks, so a step trains on fewer samples."""
@@ -194,22 +205,23 @@ def truncated_batch(_series: Series, point: Point) -> Iterator[Finding]:
     batch = (named if isinstance(named, int) else None) or row.global_batch or 0
     local = row.local_batch or batch // size
     if batch and batch != (trained := local * size):
-        text = (f"a global batch of {batch} on {size} ranks gives {local} samples per rank, "
-                f"{trained} in total")  # fmt: skip
+        text = (f"a global batch of {batch} on {size} ranks gives {local} samples per rank, so a "
+                f"step trains on {trained} samples")  # fmt: skip
         yield fact("truncated", text, asked=batch, size=size, local=local,
                    trained=trained)  # fmt: skip
 
 
 @rule("samples-time", "error",
       "throughput times time must equal the number of samples, so one of these numbers is wrong",
-      "delete result.json so that the journal is read instead, or measure again")  # fmt: skip
+      "delete result.json, so that Lockstep reads the journal instead, or measure "
+      "again")  # fmt: skip
 def samples_time(evidence: Evidence) -> Iterator[Finding]:
     """Stored throughput times time differs from the samples, or from a table's speed-up."""
     for entry in evidence.entries:
         factor, rounds = _stored_factor(entry), entry.round_s
         # NaN is neither 1 nor the world size.
         if not (abs(factor - 1) <= EXACT or _is_size(factor, entry.block["world_size"], EXACT)):
-            text = f"stored throughput multiplied by time gives {factor:.4g} times the samples"
+            text = f"stored throughput times time is {factor:.4g} times the number of samples"
             yield fact("stored-throughput", text, at=entry, factor=factor)
             continue
         for name, stored, true in (
@@ -230,13 +242,16 @@ def samples_time(evidence: Evidence) -> Iterator[Finding]:
         if apart:
             sizes = [point.world_size for point in apart]
             grown, speedups = [rates[size] for size in sizes], [point.speedup for point in apart]
+            rate_gains, speed_ups = joined(map(ratio, grown)), joined(map(ratio, speedups))
+            numbers = joined(samples)
             text = (
-                f"throughput is {joined(map(ratio, grown))} times the baseline's, but the speed-up "
-                f"is {joined(map(ratio, speedups))}; both should be equal. The number of samples "
-                f"of the runs is {joined(samples)}"
+                f"the throughput is {rate_gains} times the baseline's, but the speed-up is "
+                f"{speed_ups}, and both should be equal. The numbers of samples of the runs are "
+                f"{numbers}"
             )
-            action = ("correct the table's samples or scaling: strong scaling keeps the samples "
-                      "of a run, weak scaling multiplies them by n")  # fmt: skip
+            action = ("correct the samples or the scaling in the table: in strong scaling all runs "
+                      "have equally many samples, in weak scaling n ranks have n times as "
+                      "many")  # fmt: skip
             yield fact("samples-of-table", text, *sizes, at=series, action=action,
                        samples=samples, grown=grown, speedups=speedups)  # fmt: skip
 
@@ -265,12 +280,12 @@ def doubled_world_size(evidence: Evidence) -> Iterator[Finding]:
     for entry in evidence.entries:
         size = entry.block["world_size"]
         if _is_size(_stored_factor(entry), size, EXACT):
-            text = f"the stored throughput is {size} times the samples divided by the time"
+            text = f"the stored throughput is {size} times as high as samples divided by time"
             yield fact("stored-doubled", text, at=entry, size=size)
     for series in evidence.series:
         for size, factor in _samples_per_item(series):
             if _is_size(factor, size / series.baseline, EXACT):
-                text = f"a step counts its global batch {factor:.3g} times"
+                text = f"the samples of a step count the global batch {factor:.3g} times"
                 yield fact("steps-doubled", text, size, at=series, factor=factor)
         for row in (row for point in series.points for row in point.rows):
             logged = row.details.get("logged_over_true")
@@ -283,14 +298,14 @@ def doubled_world_size(evidence: Evidence) -> Iterator[Finding]:
     for time, rate, factors in _twins(evidence):
         for size, (factor, grown) in factors.items():
             if _is_size(factor, grown, ROUNDED):
-                text = (f"throughput times the time in table {time.case} is {factor:.3g} times the "
-                        "number of samples")  # fmt: skip
+                text = (f"the throughput times the time in table {time.case} gives {factor:.3g} "
+                        "times the number of samples")  # fmt: skip
                 yield fact("table-doubled", text, size, at=rate,
                            time_table=time.case, factor=factor)  # fmt: skip
 
 
 @rule("contradiction", "error", "two speed-ups cannot both be true for the same run",
-      "find out which speed-up was measured, and leave out the other")  # fmt: skip
+      "find out which speed-up was measured, and remove the other one")  # fmt: skip
 def contradiction(evidence: Evidence) -> Iterator[Finding]:
     """Two tables of one study, or of one import, give different speed-ups."""
     for time, rate, factors in _twins(evidence):
@@ -302,7 +317,7 @@ def contradiction(evidence: Evidence) -> Iterator[Finding]:
             if _gives_throughput(time, rate):
                 stated, implied = rates[size], rates[size] / factor
                 text = (
-                    f"the stated throughput is {stated:.4g}, but samples divided by time are "
+                    f"the stated throughput is {stated:.4g}, but samples divided by time give "
                     f"{implied:.4g}"
                 )
                 yield Finding("rates-differ", text, values={"stated": stated, "given": implied},
@@ -439,7 +454,8 @@ def super_linear(series: Series) -> Iterator[Finding]:
 
 
 @rule("ladder-gap", "warning", "the curve between these sizes is unknown",
-      "measure sizes in between, each at most twice the size before", doubts=False)  # fmt: skip
+      "measure sizes in between, so that each size is at most twice the previous "
+      "one", doubts=False)  # fmt: skip
 def ladder_gap(evidence: Evidence) -> Iterator[Finding]:
     """Neighbouring sizes differ by more than a factor of two."""
     for series in evidence.ladders:
@@ -454,7 +470,7 @@ def ladder_gap(evidence: Evidence) -> Iterator[Finding]:
 @rule(
     "no-baseline",
     "warning",
-    "speed-up and efficiency do not contain the losses below the smallest measured size",
+    "speed-up and efficiency leave out the losses between one rank and the smallest measured size",
     "measure world size 1 as well, or name the baseline with each ratio",
     "ladders",
     doubts=False,
@@ -462,11 +478,11 @@ def ladder_gap(evidence: Evidence) -> Iterator[Finding]:
 def no_baseline(series: Series) -> Iterator[Finding]:
     """The smallest size of a curve is above 1."""
     if (size := series.baseline) > 1:
-        text = f"the smallest size is {size}, so its efficiency is 1 by definition"
+        text = f"the smallest measured size is {size}, and its efficiency is 1 by definition"
         yield fact("baseline", text, size, size=size)
 
 
-@rule("break", "warning", "one curve through all points fits neither side of the break",
+@rule("break", "warning", "no single curve fits the points before the break and after it",
       "look for a cause at this size: a second node, a slow link, a shared file system",
       "ladders", doubts=False)  # fmt: skip
 def curve_breaks(series: Series) -> Iterator[Finding]:
@@ -483,9 +499,10 @@ def curve_breaks(series: Series) -> Iterator[Finding]:
         text, action, values = break_.text, "", dict(break_.values)
         if nodes[index] == 1 and all(nodes):
             kind = "within-node"
+            gain, fewer_ranks = ratio(break_.growth), counted(break_.below, "rank")
             text = (
-                f"within one node, {break_.factor:g} times the ranks give {ratio(break_.growth)} "
-                f"times the throughput of {counted(break_.below, 'rank')}"
+                f"within one node, {break_.factor:g} times as many ranks give {gain} times the "
+                f"throughput of {fewer_ranks}"
             )
             action = "check what the ranks of a node share: input workers, cores, memory, links"
             over = [
@@ -494,9 +511,9 @@ def curve_breaks(series: Series) -> Iterator[Finding]:
                 if count > 1
             ]
             if over and all(grown > (1 - NOTABLE_LOSS) * count for count, grown in over):
-                kind, (count, grown) = "node-shares", over[-1]
+                kind, (count, grown), in_node = "node-shares", over[-1], text
                 text = (
-                    f"{text}, but {count} nodes give {ratio(grown)} times the throughput of one "
+                    f"{in_node}, but {count} nodes give {ratio(grown)} times the throughput of one "
                     "node"
                 )
                 action = "check the input first: each node brings its own workers, cores and disks"
@@ -504,7 +521,7 @@ def curve_breaks(series: Series) -> Iterator[Finding]:
         yield fact(kind, text, break_.world_size, action=action, **values)
 
 
-@rule("outlier", "warning", "a scaling curve has no dip, so something slowed this point",
+@rule("outlier", "warning", "a normal scaling curve has no dip, so something slowed this point",
       "measure the point again in new launches before drawing a curve", "ladders")  # fmt: skip
 def outlier(series: Series) -> Iterator[Finding]:
     """A point lies far below the line through its neighbours, and the next point recovers."""
@@ -536,7 +553,8 @@ def _rate_between(left: Point, right: Point, size: int) -> float:
 
 
 @rule("published-ratio", "error", "the stated and the computed number cannot both be true",
-      "find out which number the source measured, and correct the other", "ladders")  # fmt: skip
+      "find out which number the source measured, and correct the other one in the "
+      "table", "ladders")  # fmt: skip
 def published_ratio(series: Series) -> Iterator[Finding]:
     """A table's column of speed-up or efficiency contradicts its values."""
     speedups, efficiencies = (_column(series, names) for names in (SPEEDUPS, EFFICIENCIES))
@@ -550,7 +568,7 @@ def published_ratio(series: Series) -> Iterator[Finding]:
             own = column.get(size, computed) / column.get(base, 1.0)
             if size in column and abs(own / computed - 1) > ROUNDED:
                 text = (f"the stated {name} relative to world size {base} is {ratio(own)}, but the "
-                        f"values give {ratio(computed)}")  # fmt: skip
+                        f"table's values give {ratio(computed)}")  # fmt: skip
                 yield fact("published-ratio", text, size, ratio=name,
                            published=own, computed=computed, baseline=base)  # fmt: skip
 
@@ -573,8 +591,9 @@ def _number(row: Row, names: str) -> float:
 @rule(
     "epoch-against-run",
     "warning",
-    "the run spends time outside its epochs, or its number of epochs differs by size",
-    "state whether a speed-up is of an epoch or of the run, and find what takes the other time",
+    "the runs spend time outside their epochs, or the number of epochs differs between sizes",
+    "state whether a speed-up is of an epoch or of the run, and find out what takes time outside "
+    "the epochs",
 )
 def epoch_against_run(evidence: Evidence) -> Iterator[Finding]:
     """An epoch and the whole run of one import have different speed-ups."""
@@ -590,15 +609,15 @@ def epoch_against_run(evidence: Evidence) -> Iterator[Finding]:
             run = runs.get(size)
             if run and abs(epoch / run - 1) > ROUNDED:
                 text = (
-                    f"the speed-up of an epoch is {ratio(epoch)}, but that of the run is "
-                    f"{ratio(run)}"
+                    f"the speed-up of an epoch is {ratio(epoch)}, but the speed-up of the run "
+                    f"is {ratio(run)}"
                 )
                 yield fact("epoch-and-run", text, size, at=part, other_table=whole.case,
                            epoch=epoch, run=run)  # fmt: skip
 
 
 @rule("impossible-line", "error",
-      "a number in this line is wrong, or has another meaning",
+      "a number in this line of the table is wrong, or has another meaning",
       "correct the line in the table, then import the table again")  # fmt: skip
 def impossible_lines(evidence: Evidence) -> Iterator[Finding]:
     """A line of a table counts nodes as ranks, has more nodes than ranks, or too large a batch."""
@@ -625,7 +644,7 @@ def impossible_lines(evidence: Evidence) -> Iterator[Finding]:
         if slower:
             many, fewer = slower[-1].world_size, slower[-1].num_nodes
             text = (f"{ranks} on {nodes} nodes are faster than {many} ranks on {fewer} nodes, so "
-                    "the column n may count nodes")  # fmt: skip
+                    "the column n may count nodes instead of ranks")  # fmt: skip
             yield fact("nodes-as-n", text, at=row, size=size, larger=many, fewer=fewer)
 
 
@@ -633,7 +652,8 @@ def impossible_lines(evidence: Evidence) -> Iterator[Finding]:
     "less-accurate",
     "warning",
     "more ranks train faster but learn less, so the speed-up compares different trainings",
-    "quote the accuracy of each size, or compare the times in which all sizes reach one accuracy",
+    "quote the accuracy of each size, or compare the times that the sizes need to reach one "
+    "accuracy",
     "series",
     doubts=False,
 )
@@ -644,14 +664,14 @@ def accuracy_falls(series: Series) -> Iterator[Finding]:
     accuracies = {} if series.row.training else _column(series, ACCURACIES)
     first, last = accuracies.get(series.baseline), accuracies.get(size)
     if first and last and first - last > LESS_ACCURATE * (100 if first > 1 else 1):
-        text = f"the accuracy falls from {first:.4g} to {last:.4g}"
+        text = f"the accuracy falls from {first:.4g} to {last:.4g} at the largest size"
         yield fact("less-accurate", text, size, first=first, last=last)
 
 
 @rule(
     "accuracy-open",
     "note",
-    "other seeds may differ by as much, so it is not shown that more ranks learn less",
+    "other seeds may change the accuracy as much, so it is not shown that more ranks learn less",
     "train each size with three seeds or more: set seed = [0, 1, 2] in the campaign",
     "series",
 )
@@ -682,18 +702,20 @@ def _falls(series: Series, *, is_shown: bool) -> Iterator[Finding]:
     ]
     interval = linear_interval([(1.0, seeds[0]), (-1.0, seeds[1])])
     span = f"95 % interval {percent_span(interval)} points" if interval else "no interval"
+    high, low = percent(first), percent(last)
+    num_seeds = [counted(len(own), "seed") for own in seeds]
     text = (
-        f"the accuracy falls from {percent(first)} to {percent(last)} % ({span}, over "
-        f"{len(seeds[0])} and {len(seeds[1])} seeds) as the global batch grows from "
-        f"{batches[0]} to {batches[1]}"
+        f"the accuracy falls from {high} % at global batch {batches[0]} ({num_seeds[0]}) to "
+        f"{low} % at global batch {batches[1]} ({num_seeds[1]}); difference: {span}"
     )
     if is_shown == (interval is not None and interval[0] > 0):
         yield fact("trainings", text, series.points[-1].world_size, first=first, last=last,
                    interval=interval, batches=batches)  # fmt: skip
 
 
-@rule("duplicate-line", "error", "a copied line is not a repeat, and hides the noise",
-      "remove one of the lines")  # fmt: skip
+@rule("duplicate-line", "error",
+      "a copied line is no repeat, and makes the noise look smaller than it is",
+      "remove one of the equal lines from the table")  # fmt: skip
 def line_twice(evidence: Evidence) -> Iterator[Finding]:
     """A line of a table occurs twice, equal to more digits than repeats would be."""
     for series, point in evidence.points:
@@ -704,10 +726,12 @@ def line_twice(evidence: Evidence) -> Iterator[Finding]:
         for row in point.rows:
             # The value in the table's unit.
             seconds = row.time_s or row.step_s
-            value = f"{row.rate if seconds is None else seconds / unit:.12g}"
+            amount = row.rate if seconds is None else seconds / unit
+            value = f"{amount:.12g}"
             rows.setdefault((value, str(row.details)), []).append(row.launch)
         for (value, _), names in rows.items():
             digits = value.partition("e")[0].replace(".", "").strip("0")
             if len(names) > 1 and len(digits) >= DIGITS:
-                text = f"{joined(names)} hold the same value to the last digit"
+                lines = joined(names)
+                text = f"the lines {lines} have the same value to the last digit"
                 yield fact("same-line", text, point.world_size, at=series, names=names)

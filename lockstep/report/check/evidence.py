@@ -265,10 +265,10 @@ def place(finding: Finding, item: object) -> Finding:
 def difference(conflict: Conflict) -> Finding:
     usual, value = conflict.values
     fact, launch = conflict.fact, conflict.usual
-    kind, text = "differs", f"{fact} is {value}, but it is {usual} in launch {launch}"
+    kind, text = "differs", f"{fact} is {value}, but {usual} in launch {launch}"
     if conflict.is_tie:
-        kind, text = "differ", (f"the launches differ: {fact} is {value} in half of them, and "
-                                f"{usual} in the others, such as {launch}")  # fmt: skip
+        kind, text = "differ", (f"{fact} is {value} in half of the launches, and {usual} in the "
+                                f"others, such as {launch}")  # fmt: skip
     return Finding(
         kind, text, values={"fact": fact, "value": value, "usual": usual, "launch": launch},
         cases=() if conflict.case is None else (conflict.case,), launches=conflict.launches,

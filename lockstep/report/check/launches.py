@@ -69,7 +69,7 @@ USUAL = {"accumulation": 1, "no_sync": True}
 @rule(
     "mixed-provenance",
     "error",
-    "the difference may change the speed; reports leave these launches out",
+    "this difference between launches may change the speed, so reports leave these launches out",
     "report these launches separately, or measure all with one image on one kind of node",
 )
 def mixed_provenance(evidence: Evidence) -> Iterator[Finding]:
@@ -83,7 +83,7 @@ def mixed_provenance(evidence: Evidence) -> Iterator[Finding]:
     "mixed-cases",
     "error",
     "one curve would mix different experiments",
-    "give the campaigns to lockstep report one by one; a common report leaves these cases out",
+    "run lockstep report on each campaign separately; a common report leaves these cases out",
 )
 def mixed_cases(evidence: Evidence) -> Iterator[Finding]:
     """One case name means another workload, precision or scaling in other launches."""
@@ -107,7 +107,7 @@ def oversubscription(evidence: Evidence) -> Iterator[Finding]:
     "crowded-training",
     "note",
     "the ranks take turns on the cores, which changes times and rates but not the accuracy",
-    "quote only the accuracy; to quote a time, use fewer ranks per node or threads per rank",
+    "quote only the accuracy; to quote a time, use fewer ranks per node or fewer threads per rank",
 )
 def crowded_training(evidence: Evidence) -> Iterator[Finding]:
     """The ranks of a training run more threads than they have cores."""
@@ -130,7 +130,8 @@ def _crowded(evidence: Evidence, *, is_training: bool) -> Iterator[Finding]:
             cores = len(named) or launch.provenance.get("cores_per_node")
             is_known = isinstance(cores, int) and all(isinstance(n, int) for n in each)
             if cores and is_known and (threads := sum(each)) > cores:
-                text = f"the ranks run {threads} threads on {counted(cores, 'core')}"
+                available_cores = counted(cores, "core")
+                text = f"the ranks of a host run {threads} threads on {available_cores}"
                 yield fact("crowded", text, launches=(launch.name,), host=host, threads=threads,
                            cores=cores)  # fmt: skip
 
@@ -162,7 +163,7 @@ def no_repeat(series: Series) -> Iterator[Finding]:
         yield fact("one-launch", text, *sizes, count=len(sizes))
 
 
-@rule("uneven-repeats", "warning", "a point repeated until its result looks good is biased",
+@rule("uneven-repeats", "warning", "a point that is repeated until its result looks good is biased",
       "measure all points with the same number of launches", "measured")  # fmt: skip
 def uneven_repeats(series: Series) -> Iterator[Finding]:
     """One point of a series has more than twice the launches of another."""
@@ -174,14 +175,14 @@ def uneven_repeats(series: Series) -> Iterator[Finding]:
                    at_fewest=low.world_size, most=many, at_most=high.world_size)  # fmt: skip
 
 
-@rule("duplicate", "error", "a copy is not a repeat, and makes the interval too small",
+@rule("duplicate", "error", "a copied launch is no repeat, and makes the interval too small",
       "remove the copy")  # fmt: skip
 def duplicates(evidence: Evidence) -> Iterator[Finding]:
     """A launch is given twice, or two launches hold identical rounds."""
     for conflict in evidence.results.conflicts:
         if conflict.fact == COPY:
             name, first = conflict.values
-            yield Finding("read-twice", f"launch {name} is already read from {first}",
+            yield Finding("read-twice", f"launch {name} was already read from {first}",
                           values={"name": name, "first": first}, launches=conflict.launches,
                           path=conflict.where)  # fmt: skip
     for series, point in evidence.points:
@@ -194,20 +195,21 @@ def duplicates(evidence: Evidence) -> Iterator[Finding]:
                 alike.setdefault(numbers, []).append(row.launch)
         for names in alike.values():
             if len(names) > 1:
-                text = f"{joined(names)} hold the same numbers"
+                equal_launches = joined(names)
+                text = f"the launches {equal_launches} have exactly the same numbers"
                 yield fact("same-numbers", text, point.world_size, at=series, names=names)
 
 
 @rule("unit", "error",
-      "no machine varies this much, so one value and its ratios are wrong",
-      "check both units, and correct the wrong value: import or measure it again")  # fmt: skip
+      "no machine varies this much, so one of the values is wrong, and so are its ratios",
+      "check the units of both values, then import or measure the wrong value again")  # fmt: skip
 def other_unit(evidence: Evidence) -> Iterator[Finding]:
     """Launches of one point, or ranks of two sizes, differ by a factor of 100 or more."""
-    ask = "one value may be in another unit, such as milliseconds instead of seconds"
+    likely_cause = "one value may be in another unit, such as milliseconds instead of seconds"
     for series, point in evidence.points:
         if max(point.rates) > UNIT * min(point.rates):
             slow, fast, factor = _extremes(point)
-            text = f"{fast} is {factor:.0f} times as fast as {slow}; {ask}"
+            text = f"launch {fast} is {factor:.0f} times as fast as launch {slow}; {likely_cause}"
             yield fact("unit", text, point.world_size, at=series, fast=fast, slow=slow,
                        factor=factor)  # fmt: skip
     for series in evidence.ladders:
@@ -217,7 +219,7 @@ def other_unit(evidence: Evidence) -> Iterator[Finding]:
             if (factor := each[high] / each[low]) > UNIT:
                 text = (f"each rank is {factor:.0f} times as fast at world size {high} as at world "
                         f"size {low}")  # fmt: skip
-                yield fact("unit-of-size", f"{text}; {ask}", *each, at=series, fast=high,
+                yield fact("unit-of-size", f"{text}; {likely_cause}", *each, at=series, fast=high,
                            slow=low, factor=factor)  # fmt: skip
 
 
@@ -261,7 +263,7 @@ def shared_gpu(launch: Launch) -> Iterator[Finding]:
 
 
 @rule("too-few-steps", "warning", "with so few steps, one slow step changes the result",
-      "increase rounds in the campaign, or choose a larger size: the size smoke is for trying out "
+      "increase rounds in the campaign, or choose a larger size; the size smoke is only for trials "
       "and proves nothing", "measured", doubts=False)  # fmt: skip
 def too_few_steps(series: Series) -> Iterator[Finding]:
     """A launch times fewer than ten steps."""
@@ -273,7 +275,7 @@ def too_few_steps(series: Series) -> Iterator[Finding]:
             few[row.world_size] = min(steps, few.get(row.world_size, steps))
     if few:
         steps_of_few = sorted(set(few.values()))
-        text = f"a launch times only {joined(steps_of_few)} steps, fewer than {FEWEST_STEPS}"
+        text = f"a launch times only {joined(steps_of_few)} steps, but {FEWEST_STEPS} are needed"
         yield fact("few-steps", text, *few, steps=steps_of_few, fewest=FEWEST_STEPS)
 
 
@@ -289,8 +291,11 @@ def unfinished_launches(evidence: Evidence) -> Iterator[Finding]:
         if not launch.complete and (cases or not launch.facts.get("failed")):
             expected = len(launch.facts.get("expected") or []) or len(launch.entries)
             held, size = expected - len(cases), launch.facts.get("world_size") if cases else None
-            text = f"the launch ended early, after {held} of {counted(expected, 'case')}"
-            by, action = _again(results, launch.name, "{}; the launch continues where it stopped")
+            cases_expected = counted(expected, "case")
+            text = f"the launch ended early, and measured only {held} of {cases_expected}"
+            by, action = _again(
+                results, launch.name, "{command}; the launch continues where it stopped"
+            )
             yield Finding("early-end", text, values={"held": held, "expected": expected, "by": by},
                           cases=tuple(cases), world_sizes=(size,) if size else (), action=action,
                           launches=(launch.name,))  # fmt: skip
@@ -300,31 +305,32 @@ def unfinished_launches(evidence: Evidence) -> Iterator[Finding]:
     "journal-only",
     "warning",
     "the file result.json of the pytest session was lost or changed",
-    "find out why, and keep journal.jsonl, which holds all cases",
+    "find out what happened to result.json, and keep journal.jsonl, which holds all cases",
     "launches",
     doubts=False,
 )
 def journal_only(launch: Launch) -> Iterator[Finding]:
     """A launch reached its end, but was read from its journal."""
     if launch.complete and not launch.contradictions and launch.path.name == JOURNAL:
-        text = "result.json is missing, truncated or too old, so the journal was read"
+        text = "result.json is missing, truncated or too old, so Lockstep read the journal instead"
         yield fact("from-journal", text)
 
 
 @rule("journal-contradicts", "error",
-      "the journal and result.json should agree, so one was changed",
+      "the journal and result.json should agree, so one of the two files was changed",
       "restore the file that was changed, or measure the launch again", "launches")  # fmt: skip
 def journal_contradicts(launch: Launch) -> Iterator[Finding]:
     """A launch's result.json holds other numbers or cases than its journal.jsonl."""
     for case, (result, journal) in list(launch.contradictions.items())[:1]:
-        text = (f"{case or 'the launch'} has {result} in result.json, but {journal} in "
-                "journal.jsonl; the journal is used")  # fmt: skip
+        case_or_launch = case or "the launch"
+        text = (f"{case_or_launch} has {result} in result.json, but {journal} in journal.jsonl; "
+                "reports use the journal")  # fmt: skip
         yield fact("contradicted", text, case=case,
                    result=result, journal=journal)  # fmt: skip
 
 
 @rule("unreadable-launch", "error", "unreadable results are left out of all numbers",
-      "restore the file, or measure the launch again")  # fmt: skip
+      "restore the unreadable file, or measure the launch again")  # fmt: skip
 def unreadable_launches(evidence: Evidence) -> Iterator[Finding]:
     """A launch of the campaign or a case of a launch cannot be read."""
     results = evidence.results
@@ -348,7 +354,9 @@ def failed_cases(evidence: Evidence) -> Iterator[Finding]:
     """A case failed."""
     for gap in evidence.gaps:
         if gap.kind == "failed":
-            yield _gap(gap, f"failed: {gap.reason}", "fix the cause, then {}", evidence.results)
+            yield _gap(
+                gap, f"failed: {gap.reason}", "fix the cause, then {command}", evidence.results
+            )
 
 
 @rule("missing-case", "error", "points that are missing without a reason may be the bad ones",
@@ -361,16 +369,17 @@ def missing_cases(evidence: Evidence) -> Iterator[Finding]:
             text = "the case was expected, but the launch has no result for it"
             if gap.kind == "not-run":
                 text = "the launch was planned, but has no result"
-            yield _gap(gap, text, "{} to measure what is missing", evidence.results)
+            yield _gap(gap, text, "{command} to measure what is missing", evidence.results)
 
 
-@rule("dropped-launch", "warning", "launches dropped after others were seen may be the bad ones",
+@rule("dropped-launch", "warning",
+      "launches that were dropped after the first results may be the bad ones",
       "restore the earlier repeats and world sizes in the campaign and run it again")  # fmt: skip
 def dropped_launches(evidence: Evidence) -> Iterator[Finding]:
     """A launch was planned, and dropped by fewer repeats or world sizes once others had results."""
     for gap in evidence.gaps:
         if gap.kind == "dropped":
-            text = "the launch was planned, but repeats or world sizes were lowered since"
+            text = "the launch was planned, but its campaign has fewer repeats or sizes now"
             yield Finding(gap.kind, text, launches=(gap.launch,),
                           world_sizes=(gap.world_size,) if gap.world_size else ())  # fmt: skip
 
@@ -389,7 +398,7 @@ def _pooled(case: str | None, results: Results) -> str:
 
 
 def _again(results: Results, name: str, action: str) -> tuple[str, str]:
-    """Return what started a launch, and the action, in which {} becomes the command to repeat it.
+    """Return what started a launch, and the action, in which {command} is filled in.
 
     No command repeats a launch that its campaign does not plan, such as one beyond `--repeats`.
     """
@@ -401,10 +410,10 @@ def _again(results: Results, name: str, action: str) -> tuple[str, str]:
         names = [entry.get("name") for entry in plan]
         if launch.name == name and names and launch.facts.get("launch", name) not in names:
             return by, (
-                f"delete {launch.path.parent}, which its campaign does not plan, or increase "
-                "repeats in the campaign file and run the campaign again"
+                f"delete {launch.path.parent}, which is not in its campaign's plan, or "
+                "increase repeats in the campaign file and run the campaign again"
             )
-    return by, action.format(AGAIN[by])
+    return by, action.format(command=AGAIN[by])
 
 
 @rule("precision-fell-back", "error",
@@ -425,9 +434,9 @@ def precision_fallback(_series: Series, point: Point) -> Iterator[Finding]:
 
 
 @rule("other-samples", "error",
-      "throughput counts these samples, so it is wrong by the same factor",
-      "pass samples=N, the samples of one rank, and measure again (len() of a pair "
-      "is 2)", "points")  # fmt: skip
+      "the throughput counts the stated samples, so the throughput is wrong by the same factor",
+      "pass samples=N with the samples of one rank, and measure again; len() of a pair of tensors "
+      "is 2", "points")  # fmt: skip
 def other_samples(_series: Series, point: Point) -> Iterator[Finding]:
     """A user's own step states another number of samples than its batch holds."""
     for flag in point.flags:
@@ -438,7 +447,7 @@ def other_samples(_series: Series, point: Point) -> Iterator[Finding]:
 @rule(
     "duplicate-buckets",
     "warning",
-    "any difference between these settings is noise",
+    "these settings do the same work, so any difference between them is noise",
     "keep one of these settings, or choose buckets smaller than the model's gradients",
     doubts=False,
 )
@@ -447,7 +456,8 @@ def same_buckets(evidence: Evidence) -> Iterator[Finding]:
     curves = [curve for curve in evidence.measured if curve.row.study in BUCKETS]
     for workload, caps, sizes in equal_buckets(curves):
         yield Finding(
-            "equal-buckets", f"bucket_cap_mb = {listed(caps)} gave the same gradient buckets",
+            "equal-buckets",
+            f"the values {listed(caps)} of bucket_cap_mb gave the same gradient buckets",
             values={"caps": listed(caps), "workload": workload}, world_sizes=tuple(sizes),
             cases=tuple(curve.case for curve in curves if curve.row.workload == workload),
         )  # fmt: skip
@@ -464,7 +474,7 @@ def above_peak(_series: Series, point: Point) -> Iterator[Finding]:
 
 
 @rule("wrong-result", "error", "a fast case with a wrong result is a failed case",
-      "fix the result and measure again", "points")  # fmt: skip
+      "fix the cause of the wrong result, and measure again", "points")  # fmt: skip
 def wrong_result(_series: Series, point: Point) -> Iterator[Finding]:
     """A check of the result, made outside the timed region, failed, or the loss rose."""
     for row in point.rows:
@@ -500,8 +510,8 @@ def loss_stays(series: Series) -> Iterator[Finding]:
         # The rule `wrong-result` reports a loss that rises.
         if 0 <= first - last < STAYS * least:
             start, end, _ = known[other]
-            text = (f"the loss goes from {first:.4g} to {last:.4g}, but at world size {other} from "
-                    f"{start:.4g} to {end:.4g}")  # fmt: skip
+            text = (f"the loss goes from {first:.4g} to {last:.4g} at this size, but from "
+                    f"{start:.4g} to {end:.4g} at world size {other}")  # fmt: skip
             yield fact("loss-stays", text, size, first=first, last=last,
                        other=other, other_first=start, other_last=end)  # fmt: skip
 
@@ -544,7 +554,7 @@ def not_measured(evidence: Evidence) -> Iterator[Finding]:
     "ranks-missing",
     "error",
     "a round lasts as long as its slowest rank, and this rank may be missing",
-    "delete result.json so that the journal is read instead, or measure again",
+    "delete result.json, so that Lockstep reads the journal instead, or measure again",
     "entries",
 )
 def ranks_missing(entry: Entry) -> Iterator[Finding]:
@@ -552,12 +562,14 @@ def ranks_missing(entry: Entry) -> Iterator[Finding]:
     held, size = len(entry.block["rank_round_s"]), entry.block["world_size"]
     # Runs of a program are timed from outside by one clock.
     if held != size and "command" not in entry.block.get("details", {}):
-        text = f"the case has the rounds of {counted(held, 'rank')}, but ran on {size}"
+        recorded_ranks = counted(held, "rank")
+        text = f"the case has the rounds of {recorded_ranks}, but its world size is {size}"
         yield fact("ranks-missing", text, held=held, size=size)
 
 
 @rule("alone-longer", "error",
-      "a part cannot take longer than the whole, so one of the times is wrong",
+      "a step without communication cannot take longer than a whole step, so one of the times is "
+      "wrong",
       "measure the case again", "entries")  # fmt: skip
 def alone_longer(entry: Entry) -> Iterator[Finding]:
     """A step without communication takes longer than the whole step of the longest round."""
@@ -573,7 +585,8 @@ def alone_longer(entry: Entry) -> Iterator[Finding]:
 
 
 @rule("launch-disagrees", "error", "the case or the launch belongs to another experiment",
-      "find out which of the two is right, and measure the other one again")  # fmt: skip
+      "find out whether the case or the launch is right, and measure the other one "
+      "again")  # fmt: skip
 def launch_disagrees(evidence: Evidence) -> Iterator[Finding]:
     """A case names another world size or number of hosts than its launch."""
     hosts = {launch.name: launch.named_hosts for launch in evidence.launches}
@@ -590,13 +603,15 @@ def launch_disagrees(evidence: Evidence) -> Iterator[Finding]:
             known["hosts"] = (sorted(own), sorted(ranked))
         for name, (value, of_launch) in known.items():
             if of_launch is not None and value != of_launch:
-                text = f"{name} is {_text(value)} in the case, but {_text(of_launch)} in its launch"
+                own_text, text_of_launch = _text(value), _text(of_launch)
+                text = f"{name} is {own_text} in the case, but {text_of_launch} in its launch"
                 yield fact("launch-disagrees", text, at=entry, fact=name, value=value,
                            known=of_launch)  # fmt: skip
     for launch in evidence.launches:
         ranks, size = len(launch.ranks), launch.facts.get("world_size")
         if ranks and size and ranks != size:
-            text = f"the launch lists {counted(ranks, 'rank')}, but its world size is {size}"
+            listed_ranks = counted(ranks, "rank")
+            text = f"the launch lists {listed_ranks}, but its world size is {size}"
             yield fact("ranks-listed", text, at=launch, ranks=ranks, size=size)
 
 
@@ -628,8 +643,9 @@ def cold_start(evidence: Evidence) -> Iterator[Finding]:
 @rule(
     "identical-work",
     "warning",
-    "no setting explains the difference",
-    "measure more warm-up rounds, and ignore smaller differences between cases than this one",
+    "the settings of the two cases do not explain the difference",
+    "measure more warm-up rounds, and ignore differences between cases that are smaller than this "
+    "one",
     doubts=False,
 )
 def identical_work(evidence: Evidence) -> Iterator[Finding]:
@@ -666,9 +682,10 @@ def identical_work(evidence: Evidence) -> Iterator[Finding]:
                 slow, fast, factor, low, high = fast, slow, 1 / factor, 1 / high, 1 / low
             if low > 1 and factor > NOTABLE:
                 count = len(launches)
+                num_launches = counted(count, "launch")
                 text = (
                     f"both cases do identical work, but {slow} takes {factor:.2f} times as long as "
-                    f"{fast} ({low:.2f} to {high:.2f}, over {counted(count, 'launch')})"
+                    f"{fast} (interval {low:.2f} to {high:.2f} over {num_launches})"
                 )
                 values = {"slow": slow, "fast": fast, "factor": factor, "low": low, "high": high}
                 yield Finding("identical-work", text, values=values | {"count": count}, cases=pair,

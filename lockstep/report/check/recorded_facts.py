@@ -60,13 +60,13 @@ MAY_DIFFER: dict[str, tuple[str, ...]] = {
         *_below("provenance.environment", "NCCL_COMM_ID NCCL_HOSTID"),
         f"{DETAILS}.command.line", *_below("case.training", "checkpoints steps_file"),
     ),
-    "these facts are drawn anew for each launch, so that order and seed vary": (
+    "each launch draws new values of these facts, so that order and seed vary": (
         *("order_seed", "provenance.seed", f"{DETAILS}.order_seed"),
         *_below("case", "position training.seed factors.seed"),
     ),
     "these facts describe the file format": ("schema", "case.schema"),
     # Options of a session; the record of a case has the settings of the measurement.
-    "the compared record of each case holds the part of these facts that matters": (
+    "the record of each case holds the relevant part of these facts, and is compared instead": (
         "measured_with", "studies", "provenance.dropped_environment",
         *_below(DETAILS, "ignored command.over command.metrics input"),
     ),
@@ -85,7 +85,7 @@ MAY_DIFFER: dict[str, tuple[str, ...]] = {
         f"{DETAILS}.bucket_bytes",
     ),
     "these facts depend on the global batch": _below("case.training", "lr samples_per_epoch"),
-    "these facts are measurements": (
+    "these facts are results of the measurement": (
         *_below("case", "peak_memory_bytes peak_reserved_bytes training.rows "
                 "training.best_accuracy training.time_to_target_s"),
         *_below(DETAILS, "algbw_gb_per_s busbw_gb_per_s bucket_lead_s first_reduce_s loader_idle "
@@ -111,7 +111,7 @@ def _is_same(one: Any, other: Any) -> bool:
     return one is other or (one == other and str(one) == str(other))
 
 
-@rule("circumstances", "warning", "the difference may change the speed",
+@rule("circumstances", "warning", "this difference between launches may change the speed",
       "measure all sizes in one campaign, on the same hosts, with one commit")  # fmt: skip
 def circumstances(evidence: Evidence) -> Iterator[Finding]:
     """A recorded fact differs at a size or in a launch: host, date, commit, setting, clock.
@@ -147,7 +147,10 @@ def circumstances(evidence: Evidence) -> Iterator[Finding]:
         for name in dict.fromkeys(name for of_file in known for name in of_file):
             values = list(dict.fromkeys(each[name] for each in known if name in each))
             if len(values) > 1:
-                text = f"the point's files are not repeats, since {name} varies: {joined(values)}"
+                text = (
+                    f"the files of this point are no repeats, because {name} differs between them: "
+                    f"{joined(values)}"
+                )
                 action = ("compare two of the files with lockstep compare A B, or give only "
                           "files of one commit and host")  # fmt: skip
                 yield fact("history", text, point.world_size, at=series, action=action,
@@ -195,17 +198,18 @@ def _odd_entries(entries: Sequence[Entry], known: Sequence[Facts]) -> Iterator[F
         ]
         name = path.rpartition(".")[2]
         for usual, odd in find_minorities(pairs, [value for _, value in pairs]):
-            value, usually, at = odd[0][1], usual[0][1], joined(sizes(odd))
-            values = {"value": value, "usual": usually, "sizes": sizes(odd), "fact": name}
+            value, usual_value, odd_sizes = odd[0][1], usual[0][1], joined(sizes(odd))
+            values = {"value": value, "usual": usual_value, "sizes": sizes(odd), "fact": name}
             kind, where = "circumstance", odd
-            text = f"{name} is {value} at world size {at}, but {usually} in most launches"
+            text = (
+                f"{name} is {value} at world size {odd_sizes}, but {usual_value} in most launches"
+            )
             if len(usual) == len(odd):
                 kind, where = "circumstances-differ", [*usual, *odd]
                 values["usual_sizes"] = sizes(usual)
                 text = (
-                    f"the launches differ: {name} is {usually} at world size "
-                    f"{joined(sizes(usual))}, but {value} in equally many launches at world size "
-                    f"{at}"
+                    f"{name} is {usual_value} in launches at world size {joined(sizes(usual))}, "
+                    f"but {value} in equally many launches at world size {odd_sizes}"
                 )
             # A fact of a launch holds for all of its cases.
             is_of_case = path.startswith("case.")
@@ -273,19 +277,25 @@ def _far_from_others(launches: Sequence[Launch]) -> Iterator[Finding]:
         own = sorted(hosts[size])
         others = sorted({host for other in sizes if other != size for host in hosts[other]})
         if own and others and not {*own} & {*others}:
-            text = f"this size ran on {joined(own)}, but the other sizes ran on {joined(others)}"
+            text = (
+                f"this size ran on the hosts {joined(own)}, but the other sizes ran on "
+                f"{joined(others)}"
+            )
             yield fact("other-hosts", text, size, own=own, others=others)
     for size in chosen:
         theirs = [when for other in sizes if other != size for when in times[other]]
         gaps = [abs(own - when) for own in times[size] for when in theirs]
         if gaps and min(gaps) > FAR_APART:
             date, hours = str(min(times[size]).date()), min(gaps) / timedelta(hours=1)
-            text = f"this size was measured on {date}, {hours:.0f} hours apart from any other size"
+            text = (
+                f"this size was measured on {date}, at least {hours:.0f} hours before or after "
+                "each other size"
+            )
             yield fact("other-date", text, size, hours=hours, date=date)
 
 
 @rule("idle-devices", "note", "idle devices wait for other ranks, for input or for kernel launches",
-      "see in the report which cause is named: communication, input or a fixed cost",
+      "look in the report for the cause: communication, input or a fixed cost",
       "measured")  # fmt: skip
 def idle_devices(series: Series) -> Iterator[Finding]:
     """GPUs are busy for less of the time at one size than at any other."""
@@ -323,7 +333,7 @@ def shared_job(evidence: Evidence) -> Iterator[Finding]:
             jobs.setdefault((int(size), str(job)), {})[str(repeat)] = launch.name
     for (size, job), repeats in jobs.items():
         if (count := len(repeats)) > 1:
-            yield fact("one-job", f"{count} repeats ran in job {job}", size,
+            yield fact("one-job", f"{count} repeats ran in the same Slurm job, {job}", size,
                        launches=repeats.values(), count=count, job=job)  # fmt: skip
 
 
@@ -353,6 +363,6 @@ def not_in_turn(evidence: Evidence) -> Iterator[Finding]:
         if len(pairs) > max(len(times[base]), len(times[size])) and abs(lead(pairs)) > MOST_APART:
             sizes.append(size)
     if sizes:
-        text = (f"nearly all launches at world size {joined(sizes)} ran before those at world size "
-                f"{base}, or nearly all ran after them")  # fmt: skip
+        text = (f"nearly all launches at world size {joined(sizes)} ran before the launches at "
+                f"world size {base}, or nearly all ran after them")  # fmt: skip
         yield fact("not-in-turn", text, *sizes, sizes=sizes, base=base)

@@ -27,15 +27,15 @@ Examples:
 
 \b
 To rule out a drift of the machine, measure A and B in the order A B B A. If launches vary by 2 %,
-five launches per side detect, 9 times in 10, a point that is 5 % slower.
+five launches per side detect a point that is 5 % slower 9 times in 10.
 --allow layout compares the same number of ranks on fewer and on more nodes. Measure twice, the
 second time with a lower max_ranks_per_node in the site file. Set threads_per_rank in the campaign;
 otherwise a rank that is alone on a node uses all of its CPUs.
 A point is blocked if lockstep check finds an error in the results of either side. For a point that
 is too noisy, the text gives the number of launches needed. Each comparison is recorded in
 looks.jsonl next to B's results, since comparing again after more launches needs wider intervals.
-Exit code: 1 if a point is slower or blocked, 2 if the sides cannot be compared, else 0, also if all
-points are too noisy to judge.
+Exit code: 1 if a point is slower or blocked, 2 if the sides cannot be compared, else 0. The code is
+also 0 if all points are too noisy to judge.
 """
 # Keys of comparison.MUST_AGREE, here so that --help needs no numpy; a test compares them.
 ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "layout", "device",
@@ -46,13 +46,14 @@ ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "lay
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
 @click.option("--margin", type=float, default=0.03, show_default=True,
-              help="Largest relative difference that counts as the same.")  # fmt: skip
+              help="Largest relative difference at which two rates count as the same.")  # fmt: skip
 @click.option("--allow", "allowed", multiple=True, type=click.Choice(ALLOWABLE),
-              help="Compare even if this fact differs. Can be repeated.")  # fmt: skip
+              help="Compare even if A and B differ in this fact. The option can be "
+                   "repeated.")  # fmt: skip
 @click.option("--html", "page", metavar="FILE.html", help="Also write an HTML page.",
               type=click.Path(path_type=Path, dir_okay=False))  # fmt: skip
 @click.option("--document", "folder", metavar="FOLDER",
-              help="Also write a document on lost time, changes and gain (Markdown, LaTeX).",
+              help="Also write a document on lost time, changes and gain, as Markdown and LaTeX.",
               type=click.Path(path_type=Path, file_okay=False))  # fmt: skip
 @click.option("--redact", is_flag=True, help="Leave out hosts, users, paths and environment.")
 @click.option("--force", is_flag=True, help="Overwrite files that Lockstep did not write.")
@@ -66,8 +67,8 @@ def compare(
 ) -> int:  # fmt: skip
     """Compare two sets of results: is B faster, slower or the same at each common point?
 
-    A and B are anything that `lockstep report` reads. A point is a case at one world size; its
-    ratio is the rate of B / the rate of A, so B is faster above 1.
+    A and B are anything that `lockstep report` reads. A point is a case at one world size. Its
+    ratio is the rate of B / the rate of A, so B is faster if the ratio is above 1.
     """
     from lockstep.report import looks
     from lockstep.report.check import checker
@@ -82,7 +83,7 @@ def compare(
     if as_markdown and as_json:
         raise ValueError("--markdown and --json both write to stdout; choose one")
     if page is not None and page.suffix != ".html":
-        raise ValueError(f"--html {page}: the name of a page must end in .html")
+        raise ValueError(f"--html {page}: the name of the file must end in .html")
     if page is not None:
         render.refuse_foreign(page, force, "--html", render.COMPARED)
     if folder is not None:

@@ -27,18 +27,19 @@ from lockstep.report.words.lines import plain
 MAX_CHANGES, MAX_CASES = 32, 6
 MAX_FACT = 90  # characters of a cell
 HOW = (
-    "A bar is the interval, and the shaded band is the margin. Triangles are slower or faster, "
-    "squares are the same, and hollow markers are too noisy or of unknown noise."
+    "Bars are intervals, and the shaded band is the margin. A triangle is a slower or faster "
+    "point, a square is a point that is the same, and a hollow marker is a point that is too "
+    "noisy or of unknown noise."
 )
 BASELINE = (
     "Efficiency is relative to the campaign's own throughput at the smallest size that all "
-    "campaigns measured (ranks: {})."
+    "campaigns measured (ranks: {ranks})."
 )
 MEANING = (
     "A point is a case at one world size. Its change compares the median rate over launches "
-    "(samples or other work per second) with that of the first campaign. A positive change is "
-    "faster. The interval is that of the geometric mean over launches.",
-    "The column Could show gives the smallest change that the launches of a point would detect 9 "
+    "(samples or other work per second) with the median rate of the first campaign. The point is "
+    "faster if the change is positive. The interval is that of the geometric mean over launches.",
+    "The column `Could show` gives the smallest change that the launches of a point would detect 9 "
     "times in 10. A point is too noisy if its interval contains both no change and a change beyond "
     "the margin.",
 )
@@ -83,10 +84,11 @@ def page(made: Comparison, campaigns: tuple[Campaign, Campaign], command: str) -
 def _summary(letter: str, campaign: Campaign) -> str:
     results = campaign.results
     sizes = sorted({row.world_size for row in results.rows})
+    noun = "rank" if sizes == [1] else "ranks"
     parts = [
         campaign.name,
         f"{counted(len(results.launches), 'launch')}" if results.launches else "",
-        f"on {listed(sizes)} rank{'' if sizes == [1] else 's'}",
+        f"on {listed(sizes)} {noun}",
         listed(results.device_names, 3), method.days(results.days),
     ]  # fmt: skip
     return f"{letter}: {', '.join(filter(None, parts))}."
@@ -155,7 +157,8 @@ def _study(
             "id": f"{key}-{index}-efficiency", "title": f"Parallel efficiency: {cases[case]}"
         })  # fmt: skip
     if (more := len(ladders) - MAX_CASES) > 0:
-        made["notes"] = [f"No curves are drawn here for {counted(more, 'more case')}."]
+        other_cases = counted(more, "more case")
+        made["notes"] = [f"No curves are drawn here for {other_cases}."]
     texts = method.basis_sentences([row for pair, _ in points for row in (*pair.a, *pair.b)])
     for figure in made["figures"]:
         figure["basis"] = texts
@@ -296,7 +299,7 @@ def _points(
         for (pair, judged), name in zip(points, _names(points), strict=True)
     ]  # fmt: skip
     bases = sorted({curves[0].baseline for curves in ladders.values()})
-    base = [BASELINE.format(joined(bases))] if bases else []
+    base = [BASELINE.format(ranks=joined(bases))] if bases else []
     finding = f"B: {outcome.sentence(outcome.outcome(points), comparison.margin)}"
     made = table(title, columns, rows, 0, "--json",
                  note=" ".join([*outcome.rule(comparison), *base]), finding=finding,

@@ -206,15 +206,15 @@ def compare(
     if not keys and ambiguous:
         raise ValueError(f"the points of A and B cannot be paired uniquely: {ambiguity(ambiguous)}")
     if not keys:
-        held = [formats.listed(map(str, side), 3) or "nothing" for side in points]
+        in_a, in_b = (formats.listed(map(str, side), 3) or "nothing" for side in points)
         hints = [f"pass --allow {name}" for name in allowing]
         otherwise = "measure the same cases at the same world sizes"
         sides_of = (a.rows, b.rows)
         if any(side and all(r.origin != "measured" for r in side) for side in sides_of):
             otherwise = "use lockstep report A B, which shows the curves beside each other"
-        todo = " or ".join([*hints, otherwise])
+        what_to_do = " or ".join([*hints, otherwise])
         raise ValueError(
-            f"A and B have no point in common: A holds {held[0]}; B holds {held[1]}; {todo}"
+            f"A and B have no point in common: A holds {in_a}, and B holds {in_b}; {what_to_do}"
         )
     pairs = [Pair(*key[:2], points[0][key], points[1][theirs]) for key, theirs in keys]
     pairs.sort(key=lambda pair: pair.world_size)
@@ -312,10 +312,11 @@ def _match(
 
 def ambiguity(points: Sequence[Mapping[str, Any]]) -> str:
     """Return a sentence on points that could be paired in several ways."""
+    several = formats.counted(len(points), "point")
+    in_a, in_b = (formats.listed(points[0][side], 3) for side in ("a", "b"))
     return (
-        f"{formats.counted(len(points), 'point')} can be paired in several ways, such as "
-        f"{formats.listed(points[0]['a'], 3)} in A with {formats.listed(points[0]['b'], 3)} in B; "
-        "give sides that hold only one of these each"
+        f"{several} can be paired in several ways, such as {in_a} of A with {in_b} of B; give "
+        "results in which each side has only one of these points"
     )
 
 
@@ -340,19 +341,21 @@ def _refuse_differences(
         else:
             mine, theirs = ({getattr(row, name) for row in side} for side in (pair.a, pair.b))
         if mine != theirs or len(mine) > 1:
+            of_a, of_b = map(listed, (mine, theirs))
             raise ValueError(
-                f"{pair.case} at world size {pair.world_size} has {name} {listed(mine)} in A and "
-                f"{listed(theirs)} in B, so the rates are not comparable; pass --allow {allow} to "
-                "compare them anyway"
+                f"{pair.case} at world size {pair.world_size} has {name} {of_a} in A, but {of_b} "
+                f"in B, so the rates are not comparable; pass --allow {allow} to compare them "
+                "anyway"
             )
     devices = [
         {formats.listed(run.provenance.get("device_names") or ["unknown devices"]) for run in side}
         for side in launches
     ]
     if "device" not in allowed and devices[0] != devices[1] and all(devices):
+        of_a, of_b = map(listed, devices)
         raise ValueError(
-            f"A was measured on {listed(devices[0])} and B on {listed(devices[1])}, so a "
-            "difference may come from the devices; pass --allow device to compare them anyway"
+            f"A was measured on {of_a} and B on {of_b}, so a difference may come from the devices; "
+            "pass --allow device to compare them anyway"
         )
 
 
@@ -443,9 +446,9 @@ def _cautions(
         for side in launches
     )
     if count := len(of_a & of_b):
+        shared = formats.counted(count, "launch")
         text = (
-            f"{formats.counted(count, 'launch')} of A {'is' if count == 1 else 'are'} also in B, "
-            "and shared launches cannot show a difference; measure B again"
+            f"A and B share {shared}, and shared launches cannot show a difference; measure B again"
         )
         yield Reason("copies", text, "warning", values={"count": count})
     begun = [list(filter(None, map(replicates.begun, side))) for side in launches]
@@ -454,18 +457,20 @@ def _cautions(
         share = "all" if abs(ahead) == 1 else "most"
         first, last = "AB" if ahead > 0 else "BA"
         text = (
-            f"{share} launches of {first} ran before {share} of {last}, so a drift of the machine "
-            "would look like a difference; measure in the order A B B A to rule this out"
+            f"{share} launches of {first} ran before {share} launches of {last}, so a drift of "
+            "the machine would look like a difference; measure in the order A B B A to rule "
+            "out a drift"
         )
         values = {"first": first, "last": last, "share": share}
         yield Reason("not-in-turn", text, "warning", values=values)
     rows = [pair.a for pair in pairs], [pair.b for pair in pairs]
     for letter, points in zip("AB", rows, strict=True):
         if count := sum(map(replicates.in_one_job, points)):
+            num_points = formats.counted(count, "point")
             text = (
-                f"all launches of {formats.counted(count, 'point')} of {letter} ran in one job, so "
-                "a difference may come from the nodes; repeat in several jobs, or set is_machine = "
-                "true under [jobs] of both campaigns if only these nodes matter"
+                f"all launches of {num_points} of side {letter} ran in one Slurm job, so a "
+                "difference may come from the nodes; repeat in several jobs, or set "
+                "is_machine = true under [jobs] of both campaigns if only these nodes matter"
             )
             yield Reason("one-job", text, "warning", values={"side": letter, "count": count})
 
@@ -538,7 +543,7 @@ def document(comparison: Comparison, names: tuple[str, str]) -> dict[str, Any]:
         "schema": record.SCHEMA_VERSION,
         "a": names[0],
         "b": names[1],
-        "ratio": "rate of B divided by the rate of A; B is faster above 1",
+        "ratio": "rate of B divided by the rate of A, so B is faster if the ratio is above 1",
         "margin": comparison.margin,
         "level": 1 - comparison.error,
         "look": comparison.look.to_dict(),

@@ -43,9 +43,9 @@ KINDS = {
     SAME: ("same", "the same within {margin:g} %"),
     UNKNOWN: ("too noisy", "too noisy ({seen})"),
     BARE: ("no repeat", "without repeats"),
-    EQUAL: ("equal launches", "of unknown noise, because launches are equal to the last digit"),
-    ONE_JOB: ("one job", "of unknown noise, because repeats share a job"),
-    BLOCKED: ("blocked", "blocked by the check"),
+    EQUAL: ("equal launches", "of unknown noise, because the launches are equal to the last digit"),
+    ONE_JOB: ("one job", "of unknown noise, because the repeats share a job"),
+    BLOCKED: ("blocked", "blocked by errors that lockstep check reports"),
 }
 MOST_CHANGE = 10.0  # factor; larger changes are obvious
 MOST_SENSIBLE = 40  # launches per side; nobody will measure more
@@ -146,7 +146,7 @@ def difference(comparison: Comparison) -> str:
     if not main and every:
         return f"Other {listed([fact(name) for name in every], MOST_NAMED)}"
     if not main:
-        return "A and B differ in no recorded fact"
+        return "A and B have no recorded difference"
     texts = [f"{fact(k)} {values(b)} instead of {values(a)}" for k, (a, b) in main.items()]
     more = len(every) - min(len(texts), MOST_NAMED)
     named = [*texts[:MOST_NAMED], *([counted(more, "other difference")] if more else [])]
@@ -176,7 +176,8 @@ def sentence(summary: Outcome, margin: float) -> str:
     }
     (text, first), *rest = counts.items()
     if not rest:
-        return f"{claims}. {f'All {total} points are' if total > 1 else 'The point is'} {text}."
+        subject = f"All {total} points are" if total > 1 else "The point is"
+        return f"{claims}. {subject} {text}."
     verb = "is" if first == 1 else "are"
     parts = [f"{first} {verb} {text}", *(f"{count} {other}" for other, count in rest)]
     return f"{claims}. Of {counted(total, 'point')}, {joined(parts)}."
@@ -194,7 +195,8 @@ def _claim(points: Sequence[JudgedPair], *, is_named: bool) -> str:
     if len(sizes) > 1:
         ranks = joined(sizes) if len(sizes) <= MOST_SIZES else f"{sizes[0]} to {sizes[-1]}"
         largest = counted(pair.world_size, "rank")
-        return f"{ranks} ranks are {judged.verdict}, by up to {much} {span} on {largest}{where}"
+        most = f"up to {much} {span} on {largest}{where}"
+        return f"{ranks} ranks are {judged.verdict}, by {most}"
     verb = "is" if sizes == [1] else "are"
     return f"{counted(sizes[0], 'rank')} {verb} {much} {judged.verdict} {span}{where}"
 
@@ -210,7 +212,7 @@ def advice(comparison: Comparison) -> str:
             "compare again."
         )
     if "copies" in cautions:
-        return "Measure B again: launches that are on both sides cannot show a difference."
+        return "Measure B again: launches that are in both A and B cannot show a difference."
     unknown = {
         BARE: "Measure five launches per side: without repeats the noise is unknown.",
         EQUAL: "Give the rate of each launch with more digits: equal rates show no noise.",
@@ -222,8 +224,8 @@ def advice(comparison: Comparison) -> str:
     if all(pair and "measured" not in {pair.a[0].origin, pair.b[0].origin}
            for pair, _ in comparison.points):  # fmt: skip
         unknown[BARE] = (
-            "Read the ratios as they are: imported values have no repeats, so their noise is "
-            "unknown."
+            "Read the ratios without a verdict: imported values have no repeats, so their "
+            "noise is unknown."
         )
     for kind in filter(summary.counts.__getitem__, unknown):
         return unknown[kind]
@@ -232,7 +234,10 @@ def advice(comparison: Comparison) -> str:
             return "Measure again in the order A B B A: the machine may have drifted."
         names = [fact(name) for name in main_differences(comparison)]
         if len(names) > 1:
-            return f"Reset only one of {listed(names, 4)} and measure again to find the cause."
+            return (
+                f"Set only one of {listed(names, 4)} back to its value in A, and measure again to "
+                "find the cause."
+            )
         return "Run lockstep report to see where the time of B goes."
     noisy = [judged.spread or 0.0 for _, judged in comparison.points if judged.verdict == UNKNOWN]
     if not noisy:
@@ -240,13 +245,18 @@ def advice(comparison: Comparison) -> str:
     # At the error rate of the next look at more launches.
     error = comparison.error * comparison.look.next_share / comparison.look.share
     needed = launches_needed(max(noisy), comparison.margin, error)
-    goal = f"a change of {trimmed(100 * comparison.margin, 2)} % at the noisiest point"
+    margin, spread = trimmed(100 * comparison.margin, 2), percent(max(noisy))
     if needed is None or needed > MOST_SENSIBLE:
+        number_needed = needed or "more than 1,000"
         return (
-            f"Find what disturbs the machine: launches vary by up to {percent(max(noisy))} %, so "
-            f"{needed or 'more than 1,000'} launches per side are needed to detect {goal}."
+            f"Find what disturbs the machine: launches vary by up to {spread} %, so "
+            f"{number_needed} launches per side are needed to detect a change of {margin} % at the "
+            "noisiest point."
         )
-    return f"Measure {needed} launches per side to detect {goal}."
+    return (
+        f"Measure {needed} launches per side to detect a change of {margin} % at the noisiest "
+        "point."
+    )
 
 
 def change(value: float | None) -> str:
@@ -304,17 +314,17 @@ def rule(comparison: Comparison) -> list[str]:
     tested = sum(judged.interval is not None for _, judged in comparison.points)
     if not tested:
         return []
-    margin = comparison.margin
+    level, num_points = 100 * (1 - comparison.error), counted(tested, "point")
+    low, high = 1 / (1 + comparison.margin), 1 + comparison.margin
     text = (
-        f"Level of the intervals: {100 * (1 - comparison.error):.3g} %, corrected for "
-        f"{counted(tested, 'point')}. A point is the same if its interval lies within "
-        f"{1 / (1 + margin):.3f} to {1 + margin:.3f}. It is faster or slower if its interval goes "
-        "beyond this range and excludes 1."
+        f"Level of the intervals: {level:.3g} %, corrected for {num_points}. A point is the same "
+        f"if its interval lies within {low:.3f} to {high:.3f}. A point is faster or slower if its "
+        "interval goes beyond this range and excludes 1."
     )
     if any(interval(judged) == TOO_WIDE for _, judged in comparison.points):
         text += (
-            " An interval is too wide if the launches are too few and too different to exclude any "
-            "change."
+            " An interval is too wide if the launches are too few and too different to "
+            "exclude any change."
         )
     return [text]
 
@@ -355,8 +365,8 @@ def asides(comparison: Comparison) -> list[Aside]:
         Aside(
             "Training time",
             ["Time", "Ranks", "A (s)", "B (s)", "B / A", "95 % interval", "Case"], spent,
-            "Times are medians over runs, without validation. A ratio below 1 means that B is "
-            "faster. The intervals are not corrected for the number of points.",
+            "Times are medians over runs, and leave out validation. A ratio below 1 means that B "
+            "is faster. The intervals are not corrected for the number of points.",
         ),
     ]  # fmt: skip
     return [aside for aside in tables if aside.rows]
@@ -380,14 +390,15 @@ def text(
         return [line for text in redacted(texts) for line in lines.sentence(text)]
 
     circumstances = [
-        f"differs: {name}: {values(of_a)} in A, {values(of_b)} in B"
-        for name, (of_a, of_b) in comparison.environment.items()
+        f"differs: {name}: {in_a} in A, {in_b} in B"
+        for name, sides in comparison.environment.items()
+        for in_a, in_b in [map(values, sides)]
     ]
     if same := comparison.same_facts:
         circumstances = circumstances or ["differs: no recorded fact"]
         circumstances.append(f"equal: {listed([fact(name) for name in same], 8)}")
     elif not comparison.environment:
-        circumstances.append("environment: neither side recorded it")
+        circumstances.append("environment: neither A nor B recorded an environment")
     cautions = [f"warning: {own.text}" for own in comparison.cautions]
     points = [["verdict", "ranks", "launches", "ratio", "interval", "memory", "case"]]
     for pair, judged in comparison.points:
@@ -400,8 +411,10 @@ def text(
     summary = outcome(comparison.points)
     parts = [
         say([
-            f"A: {names[0]}", f"B: {names[1]}", "ratio: rate of B / rate of A; B is faster above 1",
-            "memory: peak of B / peak of A, on the rank with most memory; no verdict uses it",
+            f"A: {names[0]}", f"B: {names[1]}", "ratio: rate of B / rate of A, so B is faster if "
+                                                "the ratio is above 1",
+            "memory: peak memory of B / peak memory of A, on the rank with the most; no verdict "
+            "uses this ratio",
         ]),
         say([f"{difference(comparison)}: {sentence(summary, comparison.margin)}"]),
         say([*circumstances, *cautions]),

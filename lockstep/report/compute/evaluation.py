@@ -40,9 +40,11 @@ class Evaluation:
         launches = list(dict.fromkeys(row.launch for row in self.left_out))
         points = len({row.point for row in self.left_out})
         are = "is" if len(launches) == 1 else "are"
+        num_launches, num_points = counted(len(launches), "launch"), counted(points, "point")
+        names = listed(launches)
         return (
-            f"{counted(len(launches), 'launch')} {are} left out of {counted(points, 'point')}, "
-            f"since they cannot be pooled with the other launches: {listed(launches)}"
+            f"{num_launches} {are} left out of {num_points}, because they cannot be pooled with "
+            f"the other launches: {names}"
         )
 
 

@@ -304,7 +304,7 @@ def _independent(point: Point, values: Sequence[float]) -> list[float]:
 NAMES = {
     "mfu": "fraction of the datasheet's peak FLOP/s",
     "communication_share": "exposed communication as a share of the step",
-    "validation_accuracy": "share of the validation set that is predicted right",
+    "validation_accuracy": "share of the validation set that is predicted correctly",
     "gpu_utilisation": "share of the time in which a kernel ran on the GPU",
     "loader_idle": "share of a step that waits for the data loader",
 }

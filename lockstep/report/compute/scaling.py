@@ -213,8 +213,9 @@ def no_interval(*points: Point) -> str:
         return "no interval"
     if any(len(point.units) < 2 for point in points):
         return "no interval: there is only one launch"
-    is_equal = any(len(set(point.units)) == 1 for point in points)
-    return f"no interval: the launches {'are equal' if is_equal else 'differ too much'}"
+    if any(len(set(point.units)) == 1 for point in points):
+        return "no interval: the launches are equal"
+    return "no interval: the launches differ too much"
 
 
 def launches_to_show(base: Point, limits: Mapping[Point, float], or_tied: bool = False) -> str:
@@ -238,7 +239,8 @@ def launches_to_show(base: Point, limits: Mapping[Point, float], or_tied: bool =
         needed = min(filter(None, numbers), default=None)
         is_least = is_least or needed is None
         most = max(most, needed or MOST_LAUNCHES)
-    return f"{'at least' if is_least else 'about'} {counted(most, noun)} of each size"
+    bound = "at least" if is_least else "about"
+    return f"{bound} {counted(most, noun)} of each size"
 
 
 def series_of(

@@ -101,8 +101,8 @@ class Verdict:
                     _reason("no-repeat", "there is only one launch, so there is no interval")
                 )
             else:
-                text = ("the launches are equal to the last digit, so they are rounded or copied "
-                        "and show no noise")  # fmt: skip
+                text = ("the values of the launches are equal to the last digit, so they are "
+                        "rounded or copied and show no noise")  # fmt: skip
                 reasons.append(_reason("no-spread", text))
             verdict = NOT_SHOWN if row.origin == "measured" else verdict
         if verdict == MET and row.origin == "target":
@@ -288,7 +288,7 @@ def _gains(targets: Targets, against: Comparison | None) -> Iterator[Verdict]:
         return
     pairs = [pair for pair in against.points if pair[0].b[0].study not in WITHOUT_COST]
     if not pairs:
-        yield wanted.doubt("no-training", "the results and --against share no training step")
+        yield wanted.doubt("no-training", "the results and --against have no common training step")
     for pair, judged in pairs:
         flags = [flag for _, flag in pair.flags]
         sides = [
@@ -302,14 +302,15 @@ def _gains(targets: Targets, against: Comparison | None) -> Iterator[Verdict]:
 
 
 def _quantities(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
-    for name, what in quantities.NAMES.items():
+    for name, quantity in quantities.NAMES.items():
         limit = getattr(targets, name)
         if limit is None:
             continue
         wanted = Verdict(name, limit) if name in AT_LEAST else Verdict(name, most=limit)
         points = [(s, p) for s in series for p in s.points if quantities.values(p.rows, name)]
         if not points:
-            yield wanted.doubt("no-quantity", f"no result holds this quantity: {what}", what=what)
+            text = f"no result holds this quantity: {quantity}"
+            yield wanted.doubt("no-quantity", text, what=quantity)
         # Training runs that differ are judged separately and never averaged.
         trained = [(curve, point) for curve, point in points if curve.row.training]
         others: dict[str, set[Any]] = {
@@ -377,14 +378,13 @@ def _reference(
     ]
     if not named:
         known = [_name(*pair) for pair in points] or ["none"]
-        text = (
-            f"{case} at world size {size} has no result; these points have one: {listed(known, 4)}"
-        )
+        points_known = listed(known, 4)
+        text = f"{case} at world size {size} has no result; points with a result: {points_known}"
         yield wanted.doubt("no-case", text, case=case, size=size, known=known)
     for name, point in named:
         systems = _systems(point.rows, results)
         if not any(fnmatchcase(system, reference.system) for system in systems):
-            text = f"{name} was measured on {listed(systems, 4)}, not {reference.system}"
+            text = f"{name} was measured on {listed(systems, 4)}, and not on {reference.system}"
             values = {"name": name, "systems": systems, "wanted": reference.system}
             yield wanted.doubt("other-system", text, **values)
         elif (measured := _in_unit(point, unit)) is None:
@@ -463,7 +463,7 @@ def doubt_one_job(verdict: Verdict) -> Verdict:
     if not verdict.in_one_job or verdict.target in NOT_OF_SPEED:
         return verdict
     job = verdict.rows[0].job
-    text = f"all repeats ran in job {job}, and jobs on other nodes may differ by more"
+    text = f"all repeats ran in Slurm job {job}, and jobs on other nodes may differ more"
     return verdict.doubt("one-job", text, job=job)
 
 
@@ -499,10 +499,11 @@ def row(verdict: Verdict) -> list[str]:
     elif most == 0 and unit == "problems":
         text = "no problem wanted"
     elif least is not None and least < 0:
-        text = f">= {shown(least, unit)} wanted, so at most {shown(-least, unit)} less"
+        limit, loss = shown(least, unit), shown(-least, unit)
+        text = f">= {limit} wanted, so the loss may be at most {loss}"
     else:
-        text = f"{'>=' if most is None else '<='} {shown(least if most is None else most, unit)}"
-        text = f"{text} wanted"
+        sign, bound = (">=", least) if most is None else ("<=", most)
+        text = f"{sign} {shown(bound, unit)} wanted"
     if verdict.value is not None:
         # A long unit is written once, after the value.
         short = unit if unit == "%" else "x"
@@ -520,16 +521,16 @@ def notes(verdicts: Sequence[Verdict], warnings: Sequence[Finding] = ()) -> list
         message = group.message(checker.MAX_FACTS)
         texts.append(f"check warns, {group.first.rule}: {group.where()}: {message}")
     if alone := sum(verdict.in_one_job for verdict in verdicts):
-        comes = "comes" if alone == 1 else "come"
+        intervals, comes = counted(alone, "interval"), "comes" if alone == 1 else "come"
         texts.append(
-            f"{counted(alone, 'interval')} {comes} from one job, and jobs on other nodes may "
-            "differ by more; repeat in several jobs, or set is_machine = true under [jobs] in the "
-            "campaign"
+            f"{intervals} {comes} from repeats in one Slurm job, and jobs on other nodes may "
+            "differ more; repeat in several jobs, or set is_machine = true under [jobs] in the "
+            "campaign if only these nodes matter"
         )
     groups = Counter((verdict.target, verdict.apart) for verdict in verdicts if verdict.apart)
     texts += [
-        f"{target}: {counted(count, 'group')} of training runs differ in {listed(names)}, so each "
-        "group is judged separately"
+        f"{target}: the training runs form {counted(count, 'group')}, which differ in "
+        f"{listed(names)}, so each group is judged separately"
         for (target, names), count in groups.items()
     ]
     failing = {

@@ -47,8 +47,8 @@ class Reference(inputs.Table):
     )
     world_size: Count = Field(description="ranks")
     system: str = key(
-        "host, partition or device of the value, or the text in a table's column system; * and ? "
-        "match any characters",
+        "host, partition or device of the value, or the text in the column `system` of a table; * "
+        "matches any text, and ? matches any character",
         "*",
     )
     value: Positive = Field(description="expected value")
@@ -111,7 +111,9 @@ class Targets(inputs.Table):
             # TOML reads the bare key 2.5 as a table 2 that holds a 5.
             name = f"{size}.{next(iter(value), '')}" if isinstance(value, dict) else str(size)
             if not re.fullmatch(WORLD_SIZE, name):
-                raise ValueError(f"{name} is not a world size; keys are whole numbers: {{2 = 0.9}}")
+                raise ValueError(
+                    f"{name} is not a world size; give whole numbers, as in {{2 = 0.9}}"
+                )
         return values
 
     @model_validator(mode="after")

@@ -45,7 +45,9 @@ class Run(_Table):
     """One line of the milestones."""
 
     type: Text = Field(description="purpose of the runs")
-    code: Text = Field("", description="code of these runs; by default the file's `code`")
+    code: Text = Field(
+        "", description="name of the code of these runs; by default the key `code` of the file"
+    )
     runs: Count = Field(1, description="number of different runs")
     repeats: Count = Field(1, description="repeats of each run")
     nodes: Count | None = Field(None, description="number of nodes of a run")
@@ -89,7 +91,8 @@ class Work(_Table):
     production: Production | None = None
     overhead: Share = Field(
         0.0,
-        description="node-hours for restarts, set-up and contingency / node-hours of the runs",
+        description="node-hours for restarts, set-up and contingency, divided by the node-hours of "
+        "the runs",
     )
     failed_share: Lost = Field(
         0.0, description="node-hours of failed jobs, as a fraction of all node-hours"
@@ -132,9 +135,9 @@ def unused_statements(work: Work, source: str, programme: str, forms: Sequence[s
     """
     known = list(dict.fromkeys(part for form in forms for part in parts(form)))
     if wrong := next((key for key in work.statements if key not in known), None):
+        known_keys = ", ".join(known)
         raise ValueError(
-            f"{source}: unknown key 'statements.{wrong}'; known keys of [statements]: "
-            f"{', '.join(known)}"
+            f"{source}: unknown key 'statements.{wrong}'; known keys of [statements]: {known_keys}"
         )
     return [key for key in work.statements if key not in parts(programme)]
 
@@ -193,10 +196,10 @@ def choose(series: Sequence[Series], wanted: Production | None, threshold: float
         points = [(curve, point) for curve in ladders[wanted.study] for point in curve.points]
         named = next((both for both in points if both[1].world_size == wanted.world_size), None)
         if named is None:
+            sizes = sorted({p.world_size for _, p in points})
             raise ValueError(
                 f"the production point, {wanted.study} at {wanted.world_size} ranks, was not "
-                "measured; choose one of the measured sizes "
-                f"{sorted({p.world_size for _, p in points})}"
+                f"measured; choose one of the measured sizes {sizes}"
             )
     for ladder in ladders.values():
         if named and any(curve is named[0] for curve in ladder[MAX_SERIES:]):
@@ -322,9 +325,9 @@ def _measured_step(run: Run, series: Series, production: Point) -> tuple[float, 
             return step_s, point
     known = sorted({point.rows[0].num_nodes or 0 for point in points} - {0})
     raise ValueError(
-        f"run {run.type!r}: the production series {series.case} has no step measured on "
-        f"{run.nodes} nodes, only on {known}; set step_s or another production point in the file "
-        "of --work, or measure that size"
+        f"run {run.type!r}: the production series {series.case} was measured on {known} nodes, but "
+        f"not on {run.nodes}; set step_s or another production point in the file of --work, or "
+        "measure this number of nodes"
     )
 
 
@@ -375,8 +378,8 @@ def objections(evaluation: Evaluation, chosen: Chosen, is_example: bool) -> Iter
     results = evaluation.results
     if results.on_cpus:
         text = (
-            "the results are from CPUs, where ranks share cores and memory bandwidth, so they only "
-            "show that it works"
+            "the results are from CPUs, where ranks share cores and memory bandwidth, so they "
+            "only show that the program works"
         )
         yield Objection("cpus", text)
     if recorded.KEY in results.campaign:
@@ -390,16 +393,18 @@ def objections(evaluation: Evaluation, chosen: Chosen, is_example: bool) -> Iter
     if left_out := evaluation.left_out:
         names = list(dict.fromkeys(row.launch for row in left_out))
         num_points = len({row.point for row in left_out})
+        launches, of_points = counted(len(names), "launch"), counted(num_points, "point")
         text = (
-            f"{counted(len(names), 'launch')} cannot be pooled with the other launches of "
-            f"{counted(num_points, 'point')}: {listed(names, MAX_NAMED)}"
+            f"{launches} cannot be pooled with the other launches of {of_points}: "
+            f"{listed(names, MAX_NAMED)}"
         )
         yield Objection("left-out", text, {"launches": names, "num_points": num_points})
     if alone := [p for p in chosen.points if not (p.step_interval or p.efficiency_interval)]:
         has = "has" if len(alone) == 1 else "have"
+        points = counted(len(alone), "point")
         text = (
-            f"{counted(len(alone), 'point')} {has} no interval, so nobody knows how far another "
-            "launch would differ: measure 3 repeats or more"
+            f"{points} {has} no interval, so nobody knows how much another launch would differ; "
+            "measure at least 3 repeats"
         )
         yield Objection("no-interval", text, {"num_points": len(alone)})
     if flagged := [point for point in chosen.points if point.flags]:

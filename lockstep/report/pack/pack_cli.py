@@ -23,7 +23,7 @@ EXAMPLES = """
 --proposal writes a folder that answers a programme's headings: two pages of text as Markdown and
 LaTeX, figures as SVG, PDF and PNG, and all numbers as JSON. The forms development, paper and slides
 make a longer proposal, a paper and five slides. No pack is written (exit code 1) if the check finds
-errors, if points are flagged or have one launch, if results come from CPUs or from the recorded
+errors, if points are flagged or have only one launch, if results come from CPUs or the recorded
 demo, or if the plans are those of `example`. With --despite, the pack is written and its text lists
 these objections. --work names your own TOML file of what you apply for, which gives the milestones:
 
@@ -104,7 +104,12 @@ def write(
         click.echo(click.format_filename(path))
     if unused:
         named = ", ".join(unused)
-        click.echo(f"the form {programme} does not use these [statements]: {named}", err=True)
+        click.echo(
+            f"the form {programme} does not use these keys of [statements]: {named}", err=True
+        )
     if plan is None:
-        click.echo("the pack has no milestones: give your plans with --work (see --help)", err=True)
+        click.echo(
+            "the pack has no milestones; name a file with your planned runs by --work (see --help)",
+            err=True,
+        )
     return 0

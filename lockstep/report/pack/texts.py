@@ -192,10 +192,11 @@ def document(
                 "annex": section.get("annex", False), "blocks": blocks,
             })  # fmt: skip
     more = f"; and {len(against) - MAX_NAMED} more" if len(against) > MAX_NAMED else ""
-    named = "; ".join(objection.text for objection in against[:MAX_NAMED])
+    objections = "; ".join(objection.text for objection in against[:MAX_NAMED]) + more
+    num_objections = counted(len(against), "objection")
     despite = (
-        "This is no evidence for a proposal. The text was written despite "
-        f"{counted(len(against), 'objection')}: {named}{more}."
+        "These results are no evidence for a proposal. The text was written despite "
+        f"{num_objections}: {objections}."
     )
     # A figure that states its basis needs it only once.
     is_stated = any(spec.get("basis") for spec in specs)
@@ -301,12 +302,12 @@ def refuse_foreign(folder: Path, force: bool, option: str = "--to") -> None:
         ValueError: The folder holds other files, or is a file.
     """
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; choose another with {option}")
+        raise ValueError(f"{folder} is not a folder; choose a folder with {option}")
     is_free = not folder.exists() or not any(folder.iterdir()) or (folder / NUMBERS).exists()
     if not (is_free or force):
         raise ValueError(
-            f"{folder} holds files that are not a pack; choose another with {option}, or pass "
-            "--force"
+            f"{folder} holds files that are not a pack; choose another folder with {option}, or "
+            "pass --force"
         )
 
 

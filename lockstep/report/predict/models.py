@@ -191,16 +191,16 @@ class Break:
 
     @property
     def text(self) -> str:
-        below = counted(self.below, "rank")
+        fewer_ranks = counted(self.below, "rank")
         if self.kind == "falls":
-            return f"throughput is {percent(self.values['change'])} % lower than on {below}"
+            return f"throughput is {percent(self.values['change'])} % lower than on {fewer_ranks}"
         if self.kind == "saturation":
             return (
-                f"saturation: {self.factor:g} times the ranks give {ratio(self.growth)} times the "
-                f"throughput of {below}"
+                f"saturation: {self.factor:g} times as many ranks give {ratio(self.growth)} "
+                f"times the throughput of {fewer_ranks}"
             )
-        loss = percent(self.values["loss"])
-        return f"{self.kind.replace('-', ' ')}: each rank is {loss} % slower than on {below}"
+        loss, kind = percent(self.values["loss"]), self.kind.replace("-", " ")
+        return f"{kind}: each rank is {loss} % slower than on {fewer_ranks}"
 
 
 def breaks(

@@ -25,9 +25,10 @@ Examples:
 
 \b
 Rules: efficiency=FRACTION, deadline=HH:MM:SS (or seconds), budget=DEVICE_HOURS, fastest.
-With --at, a size is refused (exit code 1) if fewer than three sizes were measured. Unless --force
-is given, it is also refused if it is below the smallest or above twice the largest size, the curve
-breaks on the way to it, or `lockstep check` forbids a curve. The reason names the sizes to measure.
+With --at, a size is refused (exit code 1) if fewer than three sizes were measured. Without --force,
+a size is also refused if it is below the smallest or above twice the largest measured size, if the
+curve breaks on the way to it, or if `lockstep check` forbids a curve. The reason names the sizes to
+measure.
 Without --at, the exit code is 1 and nothing is recommended if `lockstep check` finds an error in
 the series.
 """
@@ -36,11 +37,12 @@ the series.
 @click.command("predict", epilog=PREDICT_EXAMPLES)
 @click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--at", type=click.IntRange(1, LARGEST_SIZE), help="World size to predict.")
-@click.option("--case", help="Name of the series, or a part of it that no other name has.")
+@click.option("--case", help="Name of the series, or a part of its name that no other series has.")
 @click.option("--rule", help=f"Rule for the recommended size, without --at.  [default: {RULE}]")
 @click.option(
     "--samples", type=click.FloatRange(0, min_open=True),
-    help="Samples of the whole run, to compute a deadline or budget from throughput.",
+    help="Samples of the whole run, from which the throughput gives the time for a deadline or "
+         "budget.",
 )  # fmt: skip
 @click.option(
     "--level", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.9,
@@ -64,9 +66,9 @@ def predict(
     """Predict an unmeasured world size, or recommend a measured one.
 
     DIR is what `lockstep report` reads: a campaign folder, pytest-benchmark files, or a folder
-    that `lockstep import` wrote. With --at, one size is predicted with its interval. Without it,
-    all rules to continue the curve are shown with their errors at held-out sizes, and a size is
-    recommended.
+    that `lockstep import` wrote. With --at, one size is predicted with its interval. Without
+    --at, all rules to continue the curve are shown with their errors at held-out sizes, and a size
+    is recommended.
     """
     from lockstep.report.check import checker
     from lockstep.report.check.evidence import blocked_text
@@ -92,7 +94,8 @@ def predict(
         rules = list(dict.fromkeys(finding.rule for finding in wrong))
         record = {"case": ladder.case, "recommendation": None, "blocked_by": rules}
         name = predict_record.name_of(series)
-        texts = [f"{name}: there is no prediction and no recommendation, {blocked_text(rules)}"]
+        reason = blocked_text(rules)
+        texts = [f"{name}: there is no prediction and no recommendation ({reason})"]
         code = 1
     else:
         is_enough = len(ladder.sizes) >= prediction.LEAST_SIZES
@@ -135,9 +138,8 @@ def _choose(results: "Results", case: str | None) -> "Series":
         raise ValueError(
             f"no series has {wanted!r} in its name; choose --case from: {listed(series)}"
         )
-    several = "there are several series"
+    reason = "there are several series"
     if case:
-        several = f"{len(matching)} series have {wanted!r} in their names"
-    raise ValueError(
-        f"{several}; choose one with --case and a unique part of its name: {listed(matching)}"
-    )
+        reason = f"{len(matching)} series have {wanted!r} in their names"
+    names = listed(matching)
+    raise ValueError(f"{reason}; choose one with --case and a unique part of its name: {names}")

@@ -66,17 +66,17 @@ class Criterion(NamedTuple):
         }[self.kind]
 
 
-def parse(text: str) -> Criterion:
+def parse(rule: str) -> Criterion:
     """Read the option --rule.
 
     Raises:
         ValueError: The rule is none of `RULES`, or its limit is out of range.
     """
-    if text == "fastest":
-        return Criterion(text)
-    name, _, limit = text.partition("=")
+    if rule == "fastest":
+        return Criterion(rule)
+    name, _, limit = rule.partition("=")
     if name not in LIMITS:
-        raise ValueError(f"--rule {text} is not a rule; give {RULES}")
+        raise ValueError(f"--rule {rule} is not a rule of lockstep predict; give {RULES}")
     seconds = formats.parse_duration(limit) if name == "deadline" else None
     try:
         value = float(limit) if seconds is None else seconds
@@ -84,9 +84,8 @@ def parse(text: str) -> Criterion:
         value = math.nan
     if not 0 < value <= LIMITS[name]:
         allowed = "fraction above 0 and up to 1" if name == "efficiency" else "positive number"
-        raise ValueError(
-            f"--rule {text}: {limit or 'an empty limit'} is not a {allowed}; give {RULES}"
-        )
+        given = limit or "an empty limit"
+        raise ValueError(f"--rule {rule}: {given} is not a {allowed}; give {RULES}")
     return Criterion(name, value)
 
 
@@ -137,7 +136,8 @@ def _efficiency(point: Point, floor: float) -> str:
     if span is None:
         return text
     text = f"{text} (95 % interval {percent_span(span)} %"
-    return f"{text}, which includes the limit)" if span[0] < floor <= span[1] else f"{text})"
+    note = ", which includes the limit" if span[0] < floor <= span[1] else ""
+    return f"{text}{note})"
 
 
 def _run_times_s(series: Series, samples: float | None) -> dict[int, float]:
@@ -156,8 +156,8 @@ def _run_times_s(series: Series, samples: float | None) -> dict[int, float]:
         same_work = series.row.scaling != "weak"
         times = {p.world_size: p.time_s for p in series.points if p.time_s and same_work}
         lacks = (
-            "a deadline or budget needs the time of a whole run, which this series lacks; give "
-            "--samples, the samples of the run, or choose another rule"
+            "a deadline or budget needs the time of a whole run, which this series lacks; pass "
+            "the samples of the run by --samples, or choose another rule"
         )
     if len(times) < len(series.points):
         raise ValueError(f"{series.case}: {lacks}")
@@ -170,8 +170,9 @@ def diminishing(series: Series) -> str | None:
     for below, size, gain in marginal_efficiencies(sizes, [p.rate for p in series.points]):
         if gain < WORTHWHILE:
             return (
-                f"diminishing returns from {below} to {size}: each added rank gains only "
-                f"{100 * gain:.0f} % of a baseline rank, less than {100 * WORTHWHILE:.0f} %"
+                f"diminishing returns from {below} to {size} ranks: each added rank adds only "
+                f"{100 * gain:.0f} % of a baseline rank's speed, less than the limit of "
+                f"{100 * WORTHWHILE:.0f} %"
             )
     return None
 
@@ -257,7 +258,7 @@ MEANINGS = {
     "halfway": "efficiency falls half as fast as between the last two sizes",
     "falling": "efficiency keeps falling as between the last two sizes",
     "amdahl": "part of the work is serial (Amdahl)",
-    "between": "the value lies on the line through the sizes on either side",
+    "between": "the value lies on the line between the measured sizes on either side",
 }
 
 
@@ -311,8 +312,9 @@ def prediction_text(series: Series, prediction: Prediction) -> list[str]:
 def _assumed(ladder: Ladder) -> list[str]:
     """Return the assumption on the fixed work, if neither scaling nor batches state it."""
     text = (
-        "assumed: the total work is fixed, since the table has neither a column scaling (strong, "
-        "weak or fixed-epochs) nor a column global_batch; add one of these columns if this is wrong"
+        "assumed: the total work is the same at all sizes, because the table has neither a "
+        "column scaling (strong, weak or fixed-epochs) nor a column global_batch; add one of "
+        "them if the assumption is wrong"
     )
     return [text] if ladder.assumed else []
 
@@ -321,9 +323,9 @@ def text(
     series: Series, ladder: Ladder, ranked: Sequence[Candidate], record: Mapping[str, Any]
 ) -> list[str]:
     """Return a record as lines: sizes, rules that continue the curve, the recommendation."""
-    whose = "all ranks" if ladder.fixed == "global" else "each rank"
-    head = f"{name_of(series)} [{series.row.origin}]: {ladder.metric} in {ladder.unit}"
-    lines = [f"{head}; the work of {whose} is fixed", *_assumed(ladder)]
+    workers = "all ranks together" if ladder.fixed == "global" else "each rank"
+    series_and_unit = f"{name_of(series)} [{series.row.origin}]: {ladder.metric} in {ladder.unit}"
+    lines = [f"{series_and_unit}; the work of {workers} is fixed", *_assumed(ladder)]
     header = ["ranks", ladder.metric, "speed-up", "efficiency %"]
     rows = [[*header, "Karp-Flatt", "gain %", "overhead %"]]
     for point in record["points"]:
@@ -337,37 +339,42 @@ def text(
         ])  # fmt: skip
     lines += [
         *numbers(rows),
-        "gain: speed-up per rank added since the previous size",
+        "gain: increase of the speed-up per rank added since the previous size",
     ]
     if ladder.fixed == "local":
         lines.append(
-            f"overhead: time that a {ladder.time_noun} takes beyond the baseline's "
+            f"overhead: extra time of a {ladder.time_noun} over the baseline's "
             f"{in_words(float(ladder.times_s[0]))}, at equal work per rank"
         )
     if ranked:
         held_out = listed(ranked[0].held_out)
-        curves = f"published curves and the held-out sizes {held_out}"
+        curves = "published curves"
+        if held_out:
+            curves = f"published curves and the held-out sizes {held_out}"
         lines.append("")
         lines.append(
-            "these rules continue the curve; the error is the mean error one doubling ahead, on "
-            f"{curves if held_out else 'published curves'}"
+            "each of these rules continues the curve; its error is the mean error of a prediction "
+            f"for twice the ranks, on {curves}"
         )
-        lines += [
-            f"{'*' if c is ranked[0] else ' '} {c.rule:8} error {percent(c.error):>5} %   "
-            f"{MEANINGS[c.rule]}"
-            for c in ranked
-        ]
-        lines.append(f"* this rule has the smallest error and is used: {ranked[0].rule}")
+        for c in ranked:
+            mark = "*" if c is ranked[0] else " "
+            lines.append(f"{mark} {c.rule:8} error {percent(c.error):>5} %   {MEANINGS[c.rule]}")
+        lines.append(f"* the rule {ranked[0].rule} has the smallest error and is used")
         peak = record["peak_world_size"]
         if peak is None:
             lines.append(
-                "no peak is given, since these sizes do not determine beta of the Universal "
-                "Scalability Law"
+                "no peak is given, because these sizes do not determine the parameter beta of the "
+                "Universal Scalability Law"
             )
         elif peak > FARTHEST * ladder.sizes[-1]:
-            lines.append(f"there is no peak up to {FARTHEST} times the largest measured size")
+            lines.append(
+                f"the throughput has no peak up to {FARTHEST} times the largest measured size"
+            )
         else:
-            lines.append(f"peak by the Universal Scalability Law: {number(peak)} ranks")
+            lines.append(
+                f"the throughput has its peak at {number(peak)} ranks by the Universal "
+                "Scalability Law"
+            )
     lines += ["", *(f"break at {b['world_size']}: {b['what']}" for b in record["breaks"])]
     expected, origin = record["expected"], ORIGINS[ladder.origin]
     if expected["refused"]:

@@ -78,25 +78,28 @@ class Refusal:
         do = f"measure {joined(self.measure)}" if self.measure else self.action
         match self.kind:
             case "few-sizes":
-                distinct = counted(len(self.world_sizes), "distinct size")
-                fact = f"only {distinct} ({sizes}) were measured, but {LEAST_SIZES} are needed"
-                return f"{fact}; also {do}" if do else fact
+                num_sizes = counted(len(self.world_sizes), "distinct size")
+                reason = f"only {num_sizes} ({sizes}) were measured, but {LEAST_SIZES} are needed"
+                return f"{reason}; also {do}" if do else reason
             case "below":
-                fact = f"{self.at} is below the smallest measured size, {sizes}"
+                reason = f"{self.at} is below the smallest measured size, {sizes}"
             case "beyond":
-                fact = f"{_beyond(self.at, sizes)}, where no rule is reliable"
+                too_far = _beyond(self.at, sizes)
+                reason = f"{too_far}, where no rule is reliable"
             case "break":
-                fact = (f"the curve breaks at {sizes} ({self.fact}), so it cannot be continued to "
-                        f"{self.at}")  # fmt: skip
+                reason = (f"the curve breaks at {sizes} ranks ({self.fact}), so it cannot be "
+                          f"continued to {self.at} ranks")  # fmt: skip
             case "check":
-                fact = f"lockstep check reports {self.rule} at world size {sizes}: {self.fact}"
+                reason = f"lockstep check reports {self.rule} at world size {sizes}: {self.fact}"
         return (
-            f"{fact}; {do}, or use --force" if do else f"{fact}; use --force to get a value anyway"
+            f"{reason}; {do}, or use --force"
+            if do
+            else f"{reason}; use --force to get a value anyway"
         )
 
 
 def _beyond(at: int, largest: object) -> str:
-    return f"{at} is more than {FARTHEST} times the largest measured size, {largest}"
+    return f"{at} ranks are more than {FARTHEST} times the largest measured size, {largest}"
 
 
 def doublings_between(small: int, large: int) -> list[int]:
@@ -456,27 +459,27 @@ def _warnings(ladder: Ladder, at: int) -> Iterator[str]:
         yield _beyond(at, largest)
     if at < smallest:
         yield (
-            f"{at} is below the smallest measured size, {smallest}, so it is unknown which costs "
-            "fewer ranks save"
+            f"{at} is below the smallest measured size, {smallest}, so it is unknown how much "
+            "time fewer ranks save"
         )
     if ladder.nodes and max(ladder.nodes) == 1 and at > largest and ladder.strong:
         yield (
-            f"all sizes were measured within one node, so the value excludes the network if {at} "
-            "ranks span nodes"
+            "all sizes were measured within one node, so the value leaves out the cost of a "
+            f"network between nodes if {at} ranks need several nodes"
         )
     for obstacle in _obstacles(ladder, at):
         yield obstacle.fact
     if at > largest:
         yield (
-            f"a break of the curve between {largest} and {at} would go unnoticed, for example at "
-            "the first size on two nodes or on a saturated network"
+            f"a break of the curve between {largest} and {at} ranks would go unnoticed, for "
+            "example at the first size on two nodes or where the network is saturated"
         )
     if at > largest and ladder.breaks:
-        broken = f"the curve breaks at world size {ladder.breaks[-1].world_size}"
+        curve_breaks = f"the curve breaks at world size {ladder.breaks[-1].world_size}"
         if used_from(ladder):
-            yield f"{broken}, so only that size and larger ones are used"
+            yield f"{curve_breaks}, so the prediction uses only this size and larger sizes"
         else:
             yield (
-                f"{broken}; fewer than {LEAST_SIZES} sizes lie above, so all sizes are used and "
-                "the interval is wider"
+                f"{curve_breaks}, but fewer than {LEAST_SIZES} sizes begin there, so the "
+                "prediction uses all sizes and its interval is wider"
             )
