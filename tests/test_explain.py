@@ -375,7 +375,7 @@ def test_a_rank_that_asks_alone_is_told_so(run_ranks, tmp_path, rank):
     script.write_text(ONE_RANK_ASKS)
     ended = run_ranks([[script, str(rank)]] * 2, tmp_path)
     assert f"rank {1 - rank}" in ended[rank].stderr
-    assert "call it on every rank" in ended[rank].stderr
+    assert "call lockstep.explain on every rank" in ended[rank].stderr
 
 
 def test_the_card_of_the_readme_has_the_lines_of_a_card():

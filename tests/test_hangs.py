@@ -74,7 +74,8 @@ def test_a_thread_that_outlives_a_launch_of_one_rank_costs_no_case_and_is_report
         (
             "late",
             "1",
-            r"rank 1 on \S+ \(cpu\) did not reach the end of the launch; see the log of that rank$",
+            r"rank 1 on \S+ \(cpu\) did not reach the end of the launch; see the log of each of "
+            r"these ranks$",
             [70, 1],
             3,
         ),

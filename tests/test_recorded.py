@@ -39,7 +39,7 @@ def test_of_a_recording_nothing_is_left_to_measure(recording, tmp_path):
     recorded.unpack(recording, tmp_path / "demo")
     ended = lockstep("status", "demo", cwd=tmp_path, env=environ(ROOT))
     assert ended.returncode == 2
-    assert "lockstep report demo makes its page" in ended.stderr
+    assert "run lockstep report demo to make its page" in ended.stderr
 
 
 @pytest.mark.slow

@@ -215,8 +215,8 @@ def block(text):
         (block("{{ 1 / 0 }}"), r":3: "),
         ('{% extends "gone.sh.j2" %}', ":1: no template 'gone.sh.j2'; extend base.sh.j2"),
         ('{% extends "site.sh.j2" %}', ":1: .*extend base.sh.j2"),
-        (block("if true; then"), " makes a script that bash cannot parse"),
-        ("echo", " makes a script whose first line is not"),
+        (block("if true; then"), "bash cannot parse the script that .* makes"),
+        ("echo", " makes does not begin with"),
         (None, ": No such file"),
     ],
 )

@@ -54,7 +54,7 @@ OF_KEYS = [
     ('account = "a\\n#SBATCH --nodes=99"', "a line break or control"),
     ('account = "a b"', "account = 'a b': a value for sbatch may"),
     ('extra_directives = ["--nodes=9"]', "did you mean --nodelist?"),
-    ('extra_directives = ["--gpu-bind=per_task:1"]', "does not allow this option"),
+    ('extra_directives = ["--gpu-bind=per_task:1"]', "does not allow the option"),
     ('extra_directives = ["--acc=x"]', "known: --acctg-freq, --begin, "),
     ('extra_directives = ["exclusive"]', "not a long option"),
     ('directives = ["comment=x"]', "not an option"),
@@ -75,7 +75,7 @@ OF_KEYS = [
     ('currency = "EUR"\ncost_per_gpu_hour = nan', "cost_per_gpu_hour"),
 ]
 OF_TABLES = [
-    ("", "neither container nor modules or venv is set"),
+    ("", "container, modules and venv are all missing"),
     ('venv = "/v"\n', "need the key 'suite'"),
     (f'stage_image = true\nscratch = "/tmp"\n{SUITE}', "but there is no [container]"),
     (IMAGE + 'bind = ["/a"]\n', "unknown key 'container.bind'; did you mean 'binds'"),
@@ -87,7 +87,7 @@ OF_TABLES = [
         'gpu_runtime = "rocm"\n[container]\nruntime = "podman-hpc"\nimage = "a:1"\n',
         "does not support GPUs with rocm",
     ),
-    (IMAGE + '[env]\n"A B" = "1"\n', "not the name of a variable"),
+    (IMAGE + '[env]\n"A B" = "1"\n', "not a valid name of a variable"),
     (IMAGE + '[env]\nfailed = "0"\n', "sets this variable"),
     (IMAGE + '[env]\nA = "a\\nb"\n', "env.A = "),
     (IMAGE + '[env]\nSLURM_PROCID = "0"\n', "env.SLURM_PROCID: the job script or Slurm"),

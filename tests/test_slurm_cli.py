@@ -109,8 +109,8 @@ def test_a_plan_is_a_table_that_fits_a_terminal(folder):
         "5 jobs, 4 launches: at most 9.50 node-hours, 27.00 GPU-hours.",
         "In the other studies each rank has a batch of 32.",
         "The repeats are independent: each has its own job for each world size.",
-        "No result in the folder of --to has this batch, so it may not fit in memory; ",
-        "first submit one repeat of the smallest world size.",
+        "No result in the folder of --to has this batch, so the batch may not fit in ",
+        "memory; first submit one repeat of the smallest world size.",
         "First: lockstep submit campaign.toml --site site.toml --budget=1.50gh",
         "Next: lockstep submit campaign.toml --site site.toml",
     ]
@@ -126,7 +126,7 @@ def test_the_first_submission_of_a_plan_is_one_launch(folder):
     assert launches == {1: 1}
     keep(folder / "results/ladder/launches/w1-r0/journal.jsonl", "a", "b")
     said = lockstep("plan campaign.toml --site site.toml", folder).stdout
-    assert "so it may not fit in memory.\n" in said
+    assert "so the batch may not fit in \nmemory.\n" in said
     assert "First: " not in said
 
 
@@ -141,7 +141,7 @@ def test_placeholders_of_a_site_file_are_named_and_not_submitted(folder):
     for option in ("", " --by-hand"):
         ended = lockstep(SUBMIT + option, folder)
         assert ended.returncode == 2
-        assert "site.toml: not filled in yet: account, container.image" in ended.stderr
+        assert "keys are not filled in yet: account, container.image" in ended.stderr
 
 
 def test_a_plan_says_how_to_send_just_that(folder):
@@ -216,7 +216,8 @@ def test_what_ran_here_is_run_again_although_a_submission_failed(folder):
     Folder(results).claim(settle(load(folder / "campaign.toml"), site), [])
     for _ in range(2):
         ended = lockstep("resume results/ladder", folder)
-        said = f"Error: {results}: no jobs were submitted from here; continue with lockstep run\n"
+        fact = f"Error: no jobs were submitted from the folder {results}"
+        said = f"{fact}; continue with lockstep run\n"
         assert (ended.returncode, ended.stderr) == (2, said)
         ended = lockstep("submit campaign.toml --site site.toml", folder)
         assert (ended.returncode, (results / "jobs").exists()) == (3, True)

@@ -141,7 +141,7 @@ def test_what_sbatch_refused_is_said_until_it_is_sent(here, folder, asked):
     text = status(here, asked, "").stdout
     assert "ladder: not submitted; sbatch said: Invalid qos; change qos\n" in text
     assert text.endswith(
-        "  lockstep submit CAMPAIGN --site SITE  # once the refused key is corrected\n"
+        "  lockstep submit CAMPAIGN --site SITE  # after you correct the refused key\n"
     )
     send(folder, "ladder", "17", ["w1-r0"])
     assert "not sent" not in status(here, asked, "").stdout
@@ -511,7 +511,7 @@ def test_a_damaged_record_of_scripts_is_one_sentence(here, folder, asked, text):
     (folder / "jobs" / "scripts.json").write_text(text)
     ended = status(here, asked, "")
     assert ended.returncode == 2
-    assert ended.stderr.endswith("damaged; delete it, and lockstep submit writes a new one\n")
+    assert ended.stderr.endswith("delete this file, and lockstep submit writes a new one\n")
 
 
 def test_a_launch_that_has_just_begun_has_not_nothing_left(here, folder, asked):
@@ -540,7 +540,7 @@ def test_what_a_run_without_jobs_left_is_for_run_to_go_on_with(
     write_claim(folder, names=["w1-r0"], **of)
     if cases is not None:
         keep(folder, "w1-r0", *cases)
-    again = [f"  lockstep run {goes_on}  # with the same options, the run continues"] * is_left
+    again = [f"  lockstep run {goes_on}  # give the same options as before"] * is_left
     assert next_lines(here, asked) == [*again, "  lockstep report results/x"]
 
 

@@ -62,14 +62,23 @@ def test_a_place_comes_from_the_launchers_variables(environ, expected):
 @pytest.mark.parametrize(
     ("environ", "sentence"),
     [
-        (TORCHRUN | {"RANK": "abc"}, r"^RANK='abc' is not an integer; start with torchrun \("),
+        (
+            TORCHRUN | {"RANK": "abc"},
+            r"^RANK='abc' is not an integer; start the ranks with ",
+        ),
         (
             TORCHRUN | {"RANK": "a" * 99, "SLURM_NTASKS": "8"},
             r"^RANK='a{40}' .* \(set now: RANK='a{40}', LOCAL_RANK='1', .*, SLURM_NTASKS='8'\)$",
         ),
-        (SLURM | {"LOCKSTEP_LAUNCHER": "slurm", "SLURM_PROCID": "9"}, r"other; start with srun \("),
-        (OPENMPI | {"OMPI_COMM_WORLD_RANK": "x"}, r"integer; start with mpirun \(set now: "),
-        (PMI | {"PMI_RANK": "x"}, r"integer; start with mpiexec \(set now: "),
+        (
+            SLURM | {"LOCKSTEP_LAUNCHER": "slurm", "SLURM_PROCID": "9"},
+            "other; start the ranks with srun",
+        ),
+        (
+            OPENMPI | {"OMPI_COMM_WORLD_RANK": "x"},
+            "integer; start the ranks with mpirun",
+        ),
+        (PMI | {"PMI_RANK": "x"}, "integer; start the ranks with mpiexec"),
         (TORCHRUN | {"WORLD_SIZE": ""}, r"^WORLD_SIZE='' is not an integer; "),
         (
             TORCHRUN | {"RANK": "4"},
@@ -183,7 +192,7 @@ def test_an_interface_that_is_not_here_is_refused_and_recorded_for_the_job(tmp_p
     record = tmp_path / "mend"
     environ = {"GLOO_SOCKET_IFNAME": "lo,nope0", "LOCKSTEP_MEND": str(record)}
     with pytest.raises(
-        RuntimeError, match=r"nope0 names no interface of this host; choose from .*lo"
+        RuntimeError, match=r"nope0 is not a network interface of this host; choose from .*lo"
     ):
         world.join(device="cpu", environ=environ)
     assert record.read_text() == "GLOO_SOCKET_IFNAME\n"
@@ -239,7 +248,7 @@ def test_a_rank_that_does_not_come_is_named(run_ranks, tmp_path):
         [["-c", JOIN, "cpu", "4"], ["-c", JOIN, "cpu", "4"], ["-c", "pass"]], tmp_path
     )
     assert [rank.stdout for rank in ended] == [
-        "rank 2 of 3 did not join within 4 s; check that its process and its node run\n"
+        "rank 2 of 3 did not join within 4 s; check that the rank's process and node run\n"
     ] * 2 + [""]
 
 

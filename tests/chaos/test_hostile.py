@@ -72,7 +72,7 @@ def test_a_launch_never_leads_out_of_its_folder(name, tmp_path):
 @pytest.mark.parametrize("job_id", ["--user=me", "1 2", "17,--all", "x"])
 def test_the_id_of_a_job_is_a_number(job_id, tmp_path):
     send(tmp_path, "ladder", job_id)
-    with pytest.raises(ValueError, match="a line has an invalid"):
+    with pytest.raises(ValueError, match="a line has the invalid value"):
         Results(tmp_path).jobs()
 
 

@@ -100,8 +100,8 @@ class Maker:
         if unsafe or not str(folder).isprintable():
             what = f"{unsafe[0]!r}" if unsafe else "a control character"
             raise ValueError(
-                f"{str(folder)!r} contains {what}, which has a special meaning to sbatch or "
-                "Apptainer; give --to another folder"
+                f"the folder {str(folder)!r} contains {what}, which has a special meaning to "
+                "sbatch or Apptainer; give --to another folder"
             )
         if site.gpu_types and campaign.jobs.chain > 1:
             raise ValueError(
@@ -114,9 +114,10 @@ class Maker:
         most = self.share.ranks_per_node
         for world_size in campaign.world_sizes:
             if world_size > most and world_size % most:
+                lower, upper = world_size // most * most, -(-world_size // most) * most
                 raise ValueError(
-                    f"world size {world_size} does not fill nodes of {most} ranks on {site.name}; "
-                    f"choose {world_size // most * most} or {-(-world_size // most) * most}"
+                    f"world size {world_size} does not fill whole nodes of {site.name}, which "
+                    f"take {most} ranks each; choose {lower} or {upper}"
                 )
 
     def measuring_jobs(self, launches: Sequence[Launch]) -> Iterator[JobSpec]:
