@@ -153,7 +153,7 @@ def test_a_step_that_fails_leaves_nothing_behind():
         ({"samples": 2, "batches": [(torch.ones(8, 8), torch.ones(8))]}, "holds 8 items"),
         ({"batches": []}, "is empty"),
         ({"out": "nowhere/record.json"}, "the folder of out="),
-        ({"step": 1}, "step is a int"),
+        ({"step": 1}, "step is of type int"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(wrong, said):

@@ -66,8 +66,8 @@ def test_a_thread_that_outlives_a_launch_of_one_rank_costs_no_case_and_is_report
         (
             "timer",
             "all",
-            r"rank 0 on \S+ \(cpu\) did not end \S+::test_b_breaks\S+ within the case "
-            "budget of 5 s; raise --case-budget if the case needs longer; ",
+            r"rank 0 on \S+ \(cpu\) did not finish the case \S+::test_b_breaks\S+ within "
+            "5 s; raise --case-budget if the case needs longer; ",
             [-signal.SIGALRM, -signal.SIGALRM],
             1,
         ),

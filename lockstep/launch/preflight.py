@@ -218,9 +218,10 @@ def resumable(
     for name in (name for name in wanted if kept.get(name) != wanted[name]):
         if name in MAY_BE_UNKNOWN and None in (kept.get(name), wanted[name]):
             continue
+        then, now = kept.get(name), wanted[name]
         raise ValueError(
-            f"{path} was measured with {name} {kept.get(name)}, but {name} is now {wanted[name]}; "
-            "Lockstep does not mix such results, so measure into another folder"
+            f"{path} was measured with {name} {then}, but {name} is now {now}; Lockstep does not "
+            "mix such results, so measure into another folder"
         )
     for case, entry in journal.measured(path).items():
         record = entry.get("extra_info", {}).get(KEY, {})

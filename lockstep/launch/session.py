@@ -405,16 +405,17 @@ class LaunchSession:
             return True  # /dev/stdout and the like cannot be replaced
         benchmarks: Any = config.pluginmanager.get_plugin("pytest-benchmark")
         benchmarks.json = None
-        kept = self.writer.journal.path
+        journal_path = self.writer.journal.path
         try:
-            if journal.outcomes(kept):
-                journal.write_result(kept, path.resolve())
+            if journal.outcomes(journal_path):
+                journal.write_result(journal_path, path.resolve())
                 benchmarks.logger.info(f"Wrote benchmark data in: {path}", purple=True)
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
+            reason = getattr(error, "strerror", None) or error
             sys.stderr.write(  # after the line of dots
-                f"\nlockstep: --benchmark-json {path} cannot be written: {why}; {kept} "
-                f"holds the finished cases, so run again with --resume --journal={kept}\n"
+                f"\nlockstep: --benchmark-json {path} cannot be written: {reason}; {journal_path} "
+                "holds the finished cases, so run again with --resume "
+                f"--journal={journal_path}\n"
             )
             sys.stderr.flush()
             return False

@@ -186,13 +186,14 @@ def lines(bound: Bound, record: Mapping[str, Any], kept: str) -> list[str]:
     else:
         text += card(bound, record["hosts"], NEXT)
     for note in record["notes"]:
+        collectives = counted(note["count"], "collective")
         sentence = {
             "alone": "one rank does not communicate; start more ranks with torchrun or srun to "
             "measure communication",
             "drawn": f"the step may have advanced the iterator(s) {listed(note['names'])}, which "
             "cannot be restored; use a step that always takes the same batch, or pass "
             "batches=loader",
-            "collectives": f"each step calls {counted(note['count'], 'collective')} that do not "
+            "collectives": f"each step calls {collectives} that do not "
             "reduce its gradients, for example in SyncBatchNorm or to all-reduce "
             "the loss; pass a step without such collectives to lockstep.explain, "
             "and use no_sync() instead of setting require_backward_grad_sync",
@@ -255,11 +256,12 @@ def explain(
             loop = Loop(step, models, batches, can_halve=not reached.compiled)
             problem = _problem(loop, seconds, samples, out)
             if snapshot.left and not problem:
-                named = [f"{name} ({size / MIB:.0f} MiB)" for name, size in snapshot.left.items()]
+                objects = ", ".join(
+                    f"{name} ({size / MIB:.0f} MiB)" for name, size in snapshot.left.items()
+                )
                 problem = (
                     "these objects, to which the step refers, are too large to copy and restore: "
-                    f"{', '.join(named)}; draw batches outside of step, and pass the loader as "
-                    "batches="
+                    f"{objects}; draw batches outside of step, and pass the loader as batches="
                 )
             world, hosts = meet(device, problem)
             part = _measure(world, loop, seconds, lambda: _reset(snapshot, reached))

@@ -269,7 +269,7 @@ REASONS = {
     NEVER_SATISFIED: "the job can never start, because a job before it failed; cancel the job",
     "Dependency": "the job depends on another job",
     "BeginTime": "the job's begin time has not come yet",
-    "JobArrayTaskLimit": "the job's array already runs its maximum of elements",
+    "JobArrayTaskLimit": "the job's array already runs as many elements as it may",
     "PartitionDown": "the job's partition is down; try another partition",
     "PartitionInactive": "the job's partition is down; try another partition",
     "PartitionNodeLimit": "the job can never start, because the partition gives a job fewer nodes; "

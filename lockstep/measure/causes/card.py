@@ -21,23 +21,24 @@ KINDS: dict[Kind, str] = {
 }  # fmt: skip
 # Change -> its name, and the cause that it reduces; it is modelled only if that cause is shown.
 CHANGES: dict[Change, tuple[str, LostCause]] = {
-    "even ranks": ("no rank slower than the others", "imbalance"),
-    "link twice as fast": ("links twice as fast", "exposed"),
-    "perfect overlap": ("communication wholly hidden", "exposed"),
-    "captured step": ("no fixed cost (at best, as with CUDA graphs)", "fixed"),
-    "input in time": ("every batch ready in time", "input"),
+    "even ranks": ("if no rank were slower than the others", "imbalance"),
+    "link twice as fast": ("if the links were twice as fast", "exposed"),
+    "perfect overlap": ("if all communication were hidden", "exposed"),
+    "captured step": ("if the step had no fixed cost (best case of a CUDA graph)", "fixed"),
+    "input in time": ("if every batch were ready in time", "input"),
 }
 # A campaign in another folder, since that of the current campaign refuses other factors.
 MORE = "lockstep run --name tuning"
 NEXT: dict[Kind, str] = {
-    "communication": f"{MORE} --studies bucket,accumulation  (or try a larger batch per rank)",
+    "communication": "lockstep run --name tuning --studies bucket,accumulation  (or try a larger "
+    "batch per rank)",
     "imbalance": "lockstep screen  (it names a slow node or device, which sbatch --exclude=NODE "
     "leaves out)",
     "input": "lockstep diagnose loader  (shows how fast the loader is with each number of workers)",
     "launch": "try a larger batch per rank (--local-batch N), torch.compile or a CUDA graph",
     "contention": "use a quiet machine, give each rank its own cores, or use fewer ranks or "
     "threads per node",
-    "compute": f"{MORE} --studies precision  (shows which precision is fastest)",
+    "compute": "lockstep run --name tuning --studies precision  (shows which precision is fastest)",
     "own": "the fixed cost of a step counts as compute here; to see the fixed cost itself, use a "
     "batch that can be halved, or profile one rank",
     "open": "measure more launches: run the same command with a larger --repeats",
@@ -141,11 +142,11 @@ def _unsteady(bound: Bound) -> list[str]:
         share, event_ms = percent(rare.seconds / bound.step_s), _ms(rare.seconds * rare.every)
         text = (
             f"in one of {number(rare.every)} steps, all ranks work {event_ms} ms longer; this "
-            f"extra time is {share} % of the mean step, and no rank waits for it"
+            f"extra time is {share} % of the mean step and makes no rank wait"
         )
         lines.append(_row("in some", text))
     if drift := bound.drift:
-        step = "a rank's own step, without waits," if drift.is_own else "the step"
+        step = "a rank's own step (without waits)" if drift.is_own else "the step"
         text = (
             f"{step} changed from {_ms(drift.from_s)} to {_ms(drift.to_s)} ms after "
             f"{percent(drift.share)} % of the turns; only the turns {drift.judged} the change "

@@ -23,12 +23,12 @@ FACTORS = {"A": "age", "F": "fairshare", "J": "size of the job", "P": "partition
            "N": "nice"}  # fmt: skip
 # kind of dependency -> condition in words
 WAITS = {
-    "after": "job {} has begun",
-    "afterany": "job {} has ended",
-    "afterok": "job {} has succeeded",
-    "afternotok": "job {} has failed",
-    "aftercorr": "the same element of job {} has succeeded",
-    "afterburstbuffer": "job {} has ended and its burst-buffer data have been copied out",
+    "after": "job {job} has begun",
+    "afterany": "job {job} has ended",
+    "afterok": "job {job} has succeeded",
+    "afternotok": "job {job} has failed",
+    "aftercorr": "the same element of job {job} has succeeded",
+    "afterburstbuffer": "job {job} has ended, and its burst-buffer data have been copied",
     "singleton": "your earlier jobs of the same name have ended",
 }
 # CODE:SIGNAL as sacct writes it -> the usual cause
@@ -219,7 +219,7 @@ def wait_lines(job: Queued, why: Mapping[str, Any]) -> Iterator[str]:
     yield f"{job.job_id} {job.name} of {job.user}, partition {job.partition}"
     yield f"  {job.state.meaning.replace('{id}', job.job_id)}"
     for how, other in job.waits_for:
-        condition = WAITS.get(how, how + " {}").format(other)
+        condition = WAITS.get(how, how + " {job}").format(job=other)
         yield f"  the job starts once {condition}"
     if why["num_ahead"] is not None:
         yield f"  number of jobs ahead of this job in the partition: {why['num_ahead']}"
@@ -262,7 +262,7 @@ def _step_lines(account: Mapping[str, Any]) -> Iterator[str]:
         code = "0:125" if step["state"] == "OUT_OF_MEMORY" else step["exit_code"]
         how = (
             _explain_exit(code)
-            or f"the state of the step is {step['state']}, and its exit code is {code}"
+            or f"the step ended as {step['state']} with exit code {code}"
         )
         name = "script" if step["step"] == "batch" else f"step {step['step']}"
         yield f"  {name}: {how}"

@@ -129,7 +129,10 @@ def epilog(url: str, key_path: Path, installed: Path) -> str:
     key, own = (shlex.quote(str(path.absolute())) for path in (key_path, installed))
     url_line, key_line = f"url={shlex.quote(url)}", f"key_file={own}"
     if url.startswith(("http://127.", "http://localhost")):
-        url_line = f"# Only this machine reaches this address; give --host for others.\n{url_line}"
+        url_line = (
+            "# Only this machine reaches this address; give --host to let other machines reach "
+            f"it.\n{url_line}"
+        )
     if own != key:
         install = f"install -o slurm -m 600 {key} {own}"
         key_line = f"# As root, for SlurmUser=slurm: {install}\n{key_line}"
@@ -319,7 +322,7 @@ class Handler(BaseHTTPRequestHandler):
             case status_page.CHANGES_PATH:
                 self._send_changes(page)
             case _:
-                self._answer(404, "only /, /status.json and /changes exist")
+                self._answer(404, "this server has only the addresses /, /status.json and /changes")
 
     def _send_changes(self, page: StatusPage) -> None:
         if not self.server.watchers.acquire(blocking=False):

@@ -67,8 +67,8 @@ def _warnings(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"The last update failed; this page is from {record['time']}. {record['failed_look']}"
     if record["errors"]:
         known = record["as_of"]["slurm"]
-        since = f"the states below are from {known}" if known else "no state is known"
-        yield f"Slurm does not answer; {since}. {listed(record['errors'])}"
+        states = f"the states below are from {known}" if known else "no state is known"
+        yield f"Slurm does not answer; {states}. {listed(record['errors'])}"
     for name, why in record["refused"].items():
         yield f"{name} was not submitted: {why}"
     if record["abandoned"]:
