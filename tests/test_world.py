@@ -88,7 +88,7 @@ def test_a_place_comes_from_the_launchers_variables(environ, expected):
         (TORCHRUN | {"LOCAL_RANK": "2"}, r"^RANK=3, LOCAL_RANK=2, .* contradict each other; "),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "5"}, r"^RANK=3, .* and 5 ranks per node contradict"),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "0", "LOCAL_RANK": "0"}, r"0 ranks per node contradict"),
-        ({"RANK": "0"}, r"^WORLD_SIZE is not set, although .*; start with torchrun, or unset"),
+        ({"RANK": "0"}, r"^WORLD_SIZE is not set, although .*; start the ranks with torchrun, or"),
         ({"WORLD_SIZE": "2"}, r"^RANK is not set, although "),
         ({"RANK": "0", "WORLD_SIZE": "1"}, r"^LOCAL_RANK is not set, although "),
         ({"LOCKSTEP_LAUNCHER": "slurm"}, r"^SLURM_NTASKS is not set, although "),
@@ -165,7 +165,7 @@ def test_a_single_process_joins_a_world_of_one():
 @pytest.mark.parametrize(
     ("environ", "options", "sentence"),
     [
-        ({}, {"device": "tpu"}, r"^device 'tpu' must be cpu or cuda$"),
+        ({}, {"device": "tpu"}, r"^the device is 'tpu', but must be cpu or cuda$"),
         ({}, {"threads_per_rank": 0}, r"^threads_per_rank=0 must be 1 or more$"),
         (TORCHRUN, {}, r"^world size 4 needs the .* MASTER_ADDR and MASTER_PORT; start"),
         (TORCHRUN | {"MASTER_ADDR": "localhost"}, {}, r"^world size 4 needs .* MASTER_PORT; "),

@@ -267,7 +267,7 @@ def _store(place: Placement, timeout_s: float, environ: Mapping[str, str]) -> "S
         if missing:
             is_torchrun = environ.get("LOCKSTEP_LAUNCHER", "torchrun") == "torchrun"
             other = "set MASTER_ADDR to rank 0's host, and MASTER_PORT to a free port"
-            todo = "start with torchrun" if is_torchrun else other
+            todo = "start the ranks with torchrun" if is_torchrun else other
             raise ValueError(
                 f"world size {place.world_size} needs the environment variable(s) "
                 f"{' and '.join(missing)}; {todo}, or unset the launcher's variables"

@@ -260,10 +260,7 @@ def _step_lines(account: Mapping[str, Any]) -> Iterator[str]:
     bad = account["bad_steps"]
     for step in bad[:MAX_STEPS]:
         code = "0:125" if step["state"] == "OUT_OF_MEMORY" else step["exit_code"]
-        how = (
-            _explain_exit(code)
-            or f"the step ended as {step['state']} with exit code {code}"
-        )
+        how = _explain_exit(code) or f"the step ended as {step['state']} with exit code {code}"
         name = "script" if step["step"] == "batch" else f"step {step['step']}"
         yield f"  {name}: {how}"
     if len(bad) > MAX_STEPS:

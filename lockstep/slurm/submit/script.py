@@ -263,7 +263,7 @@ def _render_own(template: str, name: str, values: dict[str, Any]) -> str:
 def _check_syntax(text: str, origin: str) -> None:
     """Raise ValueError for a script that sbatch or bash would refuse."""
     if not text.startswith("#!"):
-        raise ValueError(f"the script that {origin} makes does not begin with #!/bin/bash")
+        raise ValueError(f"{origin}: the resulting script does not begin with #!/bin/bash")
     environ = os.environ | {"LC_ALL": "C.UTF-8"}
     ended = processes.run(["/bin/bash", "-n"], BASH_S, environ=environ, text=text)
     if not ended.code:
@@ -274,4 +274,4 @@ def _check_syntax(text: str, origin: str) -> None:
         number = int(match[1])
         line = "".join(text.split("\n")[number - 1 : number]).strip()[:MAX_SHOWN_CHARACTERS]
         reason = f"{match[2]}, " + (f"in line {number}: {line}" if line else "after its last line")
-    raise ValueError(f"bash cannot parse the script that {origin} makes: {reason}")
+    raise ValueError(f"{origin}: bash cannot parse the resulting script: {reason}")
