@@ -107,8 +107,8 @@ Examples:
 )
 @click.option(
     "--world-size", type=click.IntRange(min=1), default=1, show_default=True,
-    help="Number of ranks to start on this machine. Under torchrun or srun, the number of ranks "
-         "is theirs.",
+    help="Number of ranks to start on this machine. Under torchrun or srun, the launcher sets the "
+         "number of ranks.",
 )  # fmt: skip
 @_options_of_config
 @click.option("--results", default="results", show_default=True, help="Folder that holds all runs.")

@@ -94,7 +94,7 @@ def nodes(*, as_json: bool) -> None:
 @click.argument("job")
 @as_json_option
 def why(job: str, *, as_json: bool) -> None:
-    """Show why JOB waits and when it may start; for a job that has begun, its state or its end.
+    """Show why JOB waits and when it may start. If JOB has begun, show its state or how it ended.
 
     \b
     Examples:
