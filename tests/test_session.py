@@ -490,7 +490,7 @@ def test_ranks_that_run_other_cases_end_alike_before_one_is_measured(run_ranks, 
         )
     assert [rank.returncode for rank in ended] == [76] * 3, ended[0].stdout
     assert re.search(
-        r"rank 2 on \S+ \(cpu.*\) is at \S+::test_third\[\S+ while rank 0 is at "
+        r"rank 2 on \S+ \(cpu.*\) is at \S+::test_third\[\S+, but rank 0 is at "
         r"\S+::test_second\[",
         ended[0].stdout,
     )
