@@ -305,7 +305,7 @@ def test_a_run_is_not_resumed_as_another(tmp_path):
     state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     state["trajectory"]["world_size"] = 2
     torch.save(state, tmp_path / "checkpoint.pt")
-    with pytest.raises(ValueError, match="trained with world_size=2, not 1"):
+    with pytest.raises(ValueError, match="trained with world_size=2, but world_size is now 1"):
         train(tmp_path)
 
 
@@ -313,7 +313,7 @@ def test_a_checkpoint_of_before_an_option_was_trained_with_its_default(tmp_path)
     facts = {name: getattr(config(tmp_path), name) for name in (*plan.TRAJECTORY, "epochs")}
     del facts["optimizer"]
     plan.refuse_changed(tmp_path, config(tmp_path), facts, num_nodes=1)
-    with pytest.raises(ValueError, match="trained with optimizer=sgd, not adam"):
+    with pytest.raises(ValueError, match="trained with optimizer=sgd, but optimizer is now adam"):
         plan.refuse_changed(tmp_path, config(tmp_path, optimizer="adam"), facts, num_nodes=1)
 
 

@@ -174,7 +174,7 @@ def own_module(tmp_path, monkeypatch):
         ("mlp:wide=3", "width, depth"),
         ("mlp:width=wide", "whole number"),
         ("mlp:width=0", "width of 1 or more"),
-        ("mlp:width=99999999999999999999999", "more than 1000000"),
+        ("mlp:width=99999999999999999999999", "more than the maximum of 1000000"),
         ("gpt:size=1t", "toy, small, 124m"),
         ("no.such.module:thing", "No module named 'no'"),
         ("lockstep.workloads.mlp:nothing", "no attribute 'nothing'"),
