@@ -82,9 +82,9 @@ def at(*cases):
     ("cases", "code", "ending"),
     [
         (at("x", "x", "x"), None, ""),
-        (at("x", "y", "x", "z"), 76, "rank 1 on n0 (cuda:1) is at y while rank 0 is at x; "),
-        (at("x", None, "y"), 76, "rank 2 on n0 (cuda:2) is at y while rank 0 is at x; "),
-        (at("x", NO_CASE), 76, "rank 1 on n0 (cuda:1) is at the end of its launch while rank 0"),
+        (at("x", "y", "x", "z"), 76, "rank 1 on n0 (cuda:1) is at y, but rank 0 is at x; "),
+        (at("x", None, "y"), 76, "rank 2 on n0 (cuda:2) is at y, but rank 0 is at x; "),
+        (at("x", NO_CASE), 76, "rank 1 on n0 (cuda:1) is at the end of its launch, but rank 0"),
         (at("x", "x", None), 70, "rank 2 on n0 (cuda:2) did not reach x within 2.5 s"),
         (at("x", None, None), 70, "rank 1 on n0 (cuda:1) and 1 more did not reach x"),
     ],

@@ -79,7 +79,7 @@ def test_allocated_and_measured_hours_are_printed_side_by_side(here, folder, ask
     # Two cases of 900 s on one rank, one case of 900 s on four.
     assert row["measured_rank_hours"] == pytest.approx(0.5 + 1.0)
     hours = "2 node-hours, 32 CPU-hours, 8 GPU-hours, 64 hours of TRES billing"
-    assert f"the jobs took {hours}; timed regions took 1.5 rank-hours" in ended.stdout
+    assert f"the jobs took {hours}; the timed regions took 1.5 rank-hours" in ended.stdout
     assert cases(folder, "w4-r0") == ["a"]
 
 
@@ -156,7 +156,7 @@ def test_the_answer_that_the_collecting_job_saved_is_read_without_sacct(folder, 
     path = folder / "jobs" / "sacct.txt"
     path.write_text("sacct: error: no slurmdbd\n")
     rows, said, _ = collect()
-    assert said == [f"{path} has no jobs and is ignored"]
+    assert said == [f"{path} lists no jobs, so this file is ignored"]
     assert rows[0]["accounting"]["state"] == "COMPLETED"
     (folder / "accounting.json").unlink()
     (asked.folder / "sacct").unlink()

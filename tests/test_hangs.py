@@ -54,8 +54,8 @@ def test_a_case_that_has_taken_the_ranks_limits_away_is_ended_by_the_driver(impa
         (
             "timer",
             "all",
-            r"rank 0 on \S+ \(cpu\) did not end \S+::test_b_breaks\S+ within the case "
-            "budget of 5 s; raise --case-budget if the case needs longer; ",
+            r"rank 0 on \S+ \(cpu\) did not finish the case \S+::test_b_breaks\S+ within "
+            "5 s; raise --case-budget if the case needs longer; ",
             [-signal.SIGALRM, -signal.SIGALRM],
             1,
         ),

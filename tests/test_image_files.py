@@ -52,7 +52,7 @@ def test_a_folder_in_memory_has_no_cold_read(monkeypatch, kind, is_refused):
     monkeypatch.setattr(network, "file_system", lambda folder: kind)
     said = loader_cases._problem(Path("data"))
     assert bool(said) == is_refused
-    assert not said or said.startswith("data is on tmpfs, which lies in memory")
+    assert not said or said.startswith("data is on the file system tmpfs, which keeps")
 
 
 def test_striping_is_what_lustre_says_of_a_folder(tmp_path, monkeypatch):

@@ -203,7 +203,7 @@ def test_a_node_that_is_powered_down_comes_back(state, is_here):
 def test_without_an_image_loading_asks_for_one_in_a_sentence(tmp_path):
     draft = site_file(cluster(*ONE_NODE), OWN, around(images=()))
     assert "fill in image in site.toml" in init_cli._next(Path(), {"site.toml": draft})
-    with pytest.raises(ValueError, match=r"site\.toml: not filled in yet: container\.image;"):
+    with pytest.raises(ValueError, match=r"not filled in yet: container\.image;"):
         load(tmp_path, "site.toml", draft)
     site = sites.load(str(tmp_path / "site.toml"), is_draft=True)
     assert site.to_fill_in == ("container.image",)

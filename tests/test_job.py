@@ -151,8 +151,8 @@ def test_a_partition_replaces_keys_of_the_site():
 @pytest.mark.parametrize(
     ("asked", "changes", "reason"),
     [
-        ({"time": "05:00:00"}, {}, r"needs 05:00:00, more than the limit 04:00:00 of "
-         r"partition gpu; lower time in \[jobs\] to 04"),
+        ({"time": "05:00:00"}, {}, r"needs 05:00:00, which is more than the limit 04:00:00 of "
+         r"partition gpu; lower time in \[jobs\] of the campaign file to 04"),
         ({"launch_time": "00:45:00"}, {}, 'needs 06:00:00.*; only 5 .* share_job.*"job" or'),
         ({"launch_time": "05:00:00", "allocation": "array"}, {}, "lower launch_time in .* choose"),
         ({}, {"threads_per_rank": 17}, "4 ranks of 17 threads need more than the 64 CPUs"),

@@ -63,7 +63,7 @@ def test_nothing_runs_there_if_its_files_could_not_be_copied(ssh):
 
 
 @pytest.mark.parametrize(
-    ("code", "text"), [(255, "ssh cannot reach me@login1 without"), (127, "is not on PATH")]
+    ("code", "text"), [(255, "ssh cannot reach me@login1 without"), (127, "does not find lockstep")]
 )
 def test_a_host_that_cannot_be_used_is_named(ssh, code, text):
     ssh(f"exit {code}")

@@ -106,7 +106,7 @@ def test_a_script_equals_its_golden_file(name):
         ),
         ({"modules": ["Apptainer 1.3"]}, "module load 'Apptainer 1.3' || lockstep_fail "),
         ({"container": CONTAINER | {"runtime": "singularity"}}, "in_image=(singularity exec "),
-        ({"scratch": "$TMPDIR/my own"}, 'scratch="${TMPDIR:?TMPDIR, which '),
+        ({"scratch": "$TMPDIR/my own"}, 'scratch="${TMPDIR:?the site file uses '),
         ({"interface": "a", "env": {"GLOO_SOCKET_IFNAME": "b"}}, "export GLOO_SOCKET_IFNAME=b"),
     ],
 )
@@ -186,7 +186,7 @@ def block(text):
         ("{% block before %}", r":1: "),
         (block("{% if %}"), r":3: "),
         ('{% extends "site.sh.j2" %}', ":1: .*extend base.sh.j2"),
-        (block("if true; then"), " makes a script that bash cannot parse"),
+        (block("if true; then"), ": bash cannot parse the resulting script"),
         (None, ": No such file"),
     ],
 )

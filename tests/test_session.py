@@ -103,7 +103,8 @@ def test_ranks_that_collected_other_cases_are_refused_before_the_first(run_ranks
     )
     (sentence,) = errors(zero)
     assert re.search(
-        r"rank 1 collected other cases than rank 0 \(1 against 2\); the first difference is "
+        r"rank 1 collected other cases than rank 0 \(number of cases: 1 instead of 2\); the "
+        r"first difference is "
         r"\S*test_collectives\[collective=broadcast-message_bytes=65536\]; give every rank the "
         r"same files and options$",
         sentence,
@@ -284,7 +285,7 @@ def test_a_launch_goes_on_after_a_failure_and_ends_where_a_rank_is_lost(faulty):
     assert "the disk of rank 1 is full" in first[0].stdout
     assert "a wrong result on one rank" in first[0].stdout
     assert re.search(
-        r"^lockstep: rank 1 on \S+ \(.*\) did not end \S+::test_dies\S+ within the "
+        r"^lockstep: rank 1 on \S+ \(.*\) did not finish the case \S+::test_dies\S+ within "
         "case budget of 9 s;",
         first[0].stderr,
         re.MULTILINE,
@@ -322,7 +323,7 @@ def test_a_case_that_would_choose_its_own_rounds_is_refused():
         pass
 
     item = SimpleNamespace(nodeid="test_own", obj=own, get_closest_marker=lambda name: name)
-    said = "test_own uses the fixture `benchmark`, with which each rank would choose its own rounds"
+    said = "test_own uses the fixture `benchmark`, which would let each rank choose its own"
     with pytest.raises(ValueError, match=said):
         launch_options.refuse_tests([item], [], 1)
 

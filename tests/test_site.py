@@ -57,7 +57,7 @@ OF_KEYS = [
     ('currency = "EUR"\ncost_per_gpu_hour = nan', "cost_per_gpu_hour"),
 ]
 OF_TABLES = [
-    ("", "neither container nor modules or venv is set"),
+    ("", "container, modules and venv are all missing"),
     ('venv = "/v"\n', "need the key 'suite'"),
     (f'stage_image = true\nscratch = "/tmp"\n{SUITE}', "but there is no [container]"),
     (IMAGE + 'bind = ["/a"]\n', "unknown key 'container.bind'; did you mean 'binds'"),
@@ -66,7 +66,7 @@ OF_TABLES = [
         'gpu_runtime = "rocm"\n[container]\nruntime = "podman-hpc"\nimage = "a:1"\n',
         "does not support GPUs with rocm",
     ),
-    (IMAGE + '[env]\n"A B" = "1"\n', "not the name of a variable"),
+    (IMAGE + '[env]\n"A B" = "1"\n', "not a valid name of a variable"),
     (IMAGE + '[env]\nfailed = "0"\n', "sets this variable"),
     (IMAGE + '[partitions.debug]\ntme = "1"\n', "'partitions.debug.tme'; did you mean 'time'"),
 ]

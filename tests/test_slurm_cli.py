@@ -95,7 +95,7 @@ def test_placeholders_of_a_site_file_are_named_and_not_submitted(folder):
     for option in ("", " --by-hand"):
         ended = lockstep(SUBMIT + option, folder)
         assert ended.returncode == 2
-        assert "site.toml: not filled in yet: account, container.image" in ended.stderr
+        assert "keys are not filled in yet: account, container.image" in ended.stderr
 
 
 def test_what_is_planned_within_a_budget_is_what_is_rendered(folder):
@@ -161,7 +161,8 @@ def test_what_ran_here_is_run_again_although_a_submission_failed(folder):
     Folder(results).claim(settle(load(folder / "campaign.toml"), site), [])
     for _ in range(2):
         ended = lockstep("resume results/ladder", folder)
-        said = f"Error: {results}: no jobs were submitted from here; continue with lockstep run\n"
+        fact = f"Error: no jobs were submitted from the folder {results}"
+        said = f"{fact}; continue with lockstep run\n"
         assert (ended.returncode, ended.stderr) == (2, said)
         ended = lockstep("submit campaign.toml --site site.toml", folder)
         assert (ended.returncode, (results / "jobs").exists()) == (3, True)

@@ -70,7 +70,7 @@ def head(host="node1", resumed=False):
     ("old", {CASE: "b" * 64}, r"the source code of workload mlp has changed since .*"
      r"measure into another folder \(workload_sha256 was a{12}, now b{12}\)"),
     ("new", {}, "journal.jsonl was measured with suite_sha256 old, but suite_sha256 is now new; "
-     "such results are not pooled, so measure into another folder"),
+     "Lockstep does not mix such results, so measure into another folder"),
 ])  # fmt: skip
 def test_a_resume_with_another_source_is_refused(tmp_path, suite, digests, said):
     case = entry(CASE, record(workload_sha256="a" * 64))

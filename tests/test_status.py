@@ -325,7 +325,9 @@ def test_cancel_of_one_element_leaves_the_others(here, folder, asked):
     ends = {element["id"]: element["state"] for element in row["ended_badly"]}
     assert ends == {"25_0": "LOST", "25_1": "LOST", "25_3": "CANCELLED"}
     assert row["ended_badly"][2]["meaning"] == "the job was cancelled by a lockstep command"
-    assert row["ended_badly"][2]["advice"].startswith("once the other jobs have ended, lockstep re")
+    assert row["ended_badly"][2]["advice"].startswith(
+        "once the other jobs have ended, run lockstep"
+    )
     refused = lockstep("cancel results/x --point 9", here, asked.folder)
     assert refused.returncode == 2
 

@@ -239,7 +239,7 @@ def test_nothing_is_set_aside_for_jobs_that_cannot_be_made(folder):
     path.write_text(json.dumps(kept | {"max_ranks_per_node": 3}))  # 8 ranks do not fill its nodes
     ended = lockstep("resume results/ladder --flagged", folder)
     assert ended.returncode == 2
-    assert "does not fill nodes of 3 ranks" in ended.stderr
+    assert "which take 3 ranks each" in ended.stderr
     assert not (folder / "results/ladder/launches-set-aside").exists()
 
 

@@ -242,7 +242,7 @@ def test_a_run_is_not_resumed_as_another(tmp_path):
     state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     state["trajectory"]["world_size"] = 2
     torch.save(state, tmp_path / "checkpoint.pt")
-    with pytest.raises(ValueError, match="trained with world_size=2, not 1"):
+    with pytest.raises(ValueError, match="trained with world_size=2, but world_size is now 1"):
         train(tmp_path)
 
 

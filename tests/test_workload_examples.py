@@ -50,7 +50,7 @@ def test_a_batch_is_a_tree_of_tensors():
     halves = trees.pieces(batch, 2)
     assert [half["ids"].tolist() for half in halves] == [[0, 1], [2, 3]]
     assert halves[0]["more"][0].shape == (2, 2)
-    with pytest.raises(ValueError, match=r"equal first dimensions, but have \[3, 4\]"):
+    with pytest.raises(ValueError, match=r"but the first dimensions are \[3, 4\]"):
         trees.num_items([torch.zeros(3), torch.zeros(4)])
 
 

@@ -62,7 +62,7 @@ def test_a_place_comes_from_the_launchers_variables(environ, expected):
             r"^RANK=4, LOCAL_RANK=1, WORLD_SIZE=4 and 2 .* contradict",
         ),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "5"}, r"^RANK=3, .* and 5 ranks per node contradict"),
-        ({"RANK": "0"}, r"^WORLD_SIZE is not set, although .*; start with torchrun, or unset"),
+        ({"RANK": "0"}, r"^WORLD_SIZE is not set, although .*; start the ranks with torchrun, or"),
         ({"LOCKSTEP_LAUNCHER": "slurm"}, r"^SLURM_NTASKS is not set, although "),
         ({"LOCKSTEP_LAUNCHER": "mpirun"}, r"^LOCKSTEP_LAUNCHER='mpirun' is not one of torchrun, "),
     ],
@@ -132,7 +132,7 @@ def test_a_single_process_joins_a_world_of_one():
 @pytest.mark.parametrize(
     ("environ", "options", "sentence"),
     [
-        ({}, {"device": "tpu"}, r"^device 'tpu' must be cpu or cuda$"),
+        ({}, {"device": "tpu"}, r"^the device is 'tpu', but must be cpu or cuda$"),
         ({}, {"threads_per_rank": 0}, r"^threads_per_rank=0 must be 1 or more$"),
         (TORCHRUN, {}, r"^world size 4 needs the .* MASTER_ADDR and MASTER_PORT; start"),
         (
@@ -153,7 +153,7 @@ def test_an_interface_that_is_not_here_is_refused_and_recorded_for_the_job(tmp_p
     record = tmp_path / "mend"
     environ = {"GLOO_SOCKET_IFNAME": "lo,nope0", "LOCKSTEP_MEND": str(record)}
     with pytest.raises(
-        RuntimeError, match=r"nope0 names no interface of this host; choose from .*lo"
+        RuntimeError, match=r"nope0 is not a network interface of this host; choose from .*lo"
     ):
         world.join(device="cpu", environ=environ)
     assert record.read_text() == "GLOO_SOCKET_IFNAME\n"
@@ -196,7 +196,7 @@ def test_all_ranks_are_told_which_one_has_no_gpu(run_ranks, tmp_path, join):
 def test_a_rank_that_does_not_come_is_named(run_ranks, tmp_path, join):
     ended = run_ranks([[join, "cpu", "4"], [join, "cpu", "4"], ["-c", "pass"]], tmp_path)
     assert [rank.stdout for rank in ended] == [
-        "rank 2 of 3 did not join within 4 s; check that its process and its node run\n"
+        "rank 2 of 3 did not join within 4 s; check that the rank's process and node run\n"
     ] * 2 + [""]
 
 

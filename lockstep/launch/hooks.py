@@ -109,7 +109,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     for study in studies.NAMES:
-        config.addinivalue_line("markers", f"{study}: cases of the {study} study")
+        config.addinivalue_line("markers", f"{study}: marks the cases of the study {study}")
     config.addinivalue_line(
         "markers", "cases(study): parametrize the test with the cases of a study"
     )
@@ -212,7 +212,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not config.option.collectonly and not hasattr(config, "workerinput"):
             chosen = _begin(config, chosen)
     except ImportError as error:
-        todo = 'run pip install "/path/to/checkout[bench]" to install what measuring needs'
+        todo = (
+            'run pip install "/path/to/checkout[bench]" to install the packages that measuring '
+            "needs"
+        )
         end_session(RuntimeError(f"{error}; {todo}"), EXIT_CANNOT_MEASURE)
     except (ValueError, RuntimeError, OSError) as error:
         if launch := config.stash.get(SESSION, None):
@@ -257,11 +260,12 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     if launch is None or not launch.provenance:  # the collection was refused
         return []
     w, settings = launch.world, launch.settings
+    devices = ", ".join(launch.provenance["device_names"])
+    steps = counted(settings.size.steps_per_round, "step")
     lines = [
-        f"lockstep: world size {w.world_size} on {w.num_nodes} node(s), {w.backend} on "
-        f"{', '.join(launch.provenance['device_names'])}, {w.threads_per_rank} thread(s) per rank",
-        f"lockstep: size {settings.size_name} ({settings.size.rounds} rounds of "
-        f"{counted(settings.size.steps_per_round, 'step')}), journal "
+        f"lockstep: world size {w.world_size} on {w.num_nodes} node(s), {w.backend} on {devices}, "
+        f"{w.threads_per_rank} thread(s) per rank",
+        f"lockstep: size {settings.size_name} ({settings.size.rounds} rounds of {steps}), journal "
         f"{settings.journal_path or 'none'}",
     ]
     if w.device.type == "cpu" and settings.device is None:

@@ -132,8 +132,10 @@ class JournalWriter:
         except ValueError as error:
             problem, is_wrong = f": {error}; give {option} another file", True
         except OSError as error:
-            why = f"cannot write {path}: {error}"
-            problem = f" {why}; choose a folder for {option} that every node can see and write to"
+            problem = (
+                f" cannot write {path}: {error}; choose a folder for {option} that every node can "
+                "see and write to"
+            )
         answers = self.control.exchange_all(f"write {name}", [problem, is_wrong])
         for rank, (words, is_input) in enumerate(answers):
             if words:
@@ -166,7 +168,7 @@ class JournalWriter:
             if time.monotonic() > end:
                 made = stacks_file(of_rank_0, 0).parent
                 raise FileNotFoundError(
-                    f"this host does not see the folder {made}, which rank 0 made"
+                    f"this host does not see the folder {made} that rank 0 has made"
                 )
             time.sleep(0.1)
         # This host may see the folder, but not be allowed to write into it.

@@ -69,7 +69,7 @@ class PrecisionAction(argparse.Action):
         else:
             known = ", ".join(sizes.PRECISIONS)
             parser.error(
-                f"argument {option_string}: {values!r} is neither one of {known} nor a "
+                f"argument {option_string}: {values!r} is not allowed; give one of {known}, or a "
                 "per cent value such as 1%"
             )
 
@@ -82,9 +82,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "device of the ranks (default: cuda if there is a GPU)"},
     "--workload": {"help": "model to train in all studies, such as resnet50 or mlp:width=512"},
     "--precision": {"action": PrecisionAction, "metavar": "{" + ",".join(sizes.PRECISIONS) + "}",
-        "help": "precision of all studies but `precision`, which varies it; a per cent value such "
-                "as 1%% instead repeats rounds until the margin of error of the mean is at most "
-                "1%% (like --benchmark-precision)"},
+        "help": "precision of all studies except the study `precision`. A per cent value such as "
+                "1%% has another meaning: rounds are repeated until the margin of error of the "
+                "mean is at most 1%% (like --benchmark-precision)"},
     "--global-batch": {"type": int, "help": "global batch of the study strong: samples per "
                                             "optimizer update over all ranks"},
     "--local-batch": {"type": int,
@@ -100,42 +100,47 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--order-seed": {"type": int,
         "help": "random seed of the order of cases (default: drawn at random and recorded)"},
     "--comm-timeout": {"type": float, "metavar": "SECONDS",
-        "help": "how long a collective waits for a missing rank (default: 300, or a third of "
-        "--case-budget)"},
+        "help": "seconds that a collective waits for a missing rank (default: 300, or a third of "
+                "--case-budget if that is less)"},
     "--case-budget": {"type": float, "metavar": "SECONDS",
-        "help": "time limit of a case, including set-up and teardown (default: 900, or 3 x "
-        "--comm-timeout)"},
+        "help": "time limit of a case in seconds, including set-up and teardown (default: 3 x "
+                "--comm-timeout)"},
     "--threads-per-rank": {"type": int,
         "help": "number of threads of each rank (default: OMP_NUM_THREADS, or an equal share of "
                 "the cores)"},
     "--journal": {"type": Path,
-        "help": "file that keeps finished cases (default: beside --benchmark-json)"},
+        "help": (
+            "file to which each finished case is written (default: in the folder of "
+            "--benchmark-json)"
+        )},
     "--resume": {"action": "store_true", "help": "leave out cases whose results the journal "
                                                  "already holds"},
     "--skip-failed": {"action": "store_true",
         "help": "with --resume, also leave out cases that failed in the previous session"},
     "--after": {"default": "", "metavar": "TEXT",
-        "help": "with --skip-failed, why the previous session ended; recorded as the reason why "
-                "its last case failed"},
+        "help": "with --skip-failed: a text that says why the previous session ended. The results "
+                "name it as the reason why the last case of that session failed"},
     "--no-causes": {"action": "store_true",
-        "help": "do not time the parts of a step, which split it into compute, communication and "
-                "waits"},
+        "help": "do not measure how a step's time divides into compute, communication and waits"},
     "--on-oom": {"choices": ["halve"],
         "help": "if a rank runs out of memory, measure the step with half the batch, and flag the "
-                f"result; this works only in the studies {listed(STEPS)}"},
+                f"result; only the studies {listed(STEPS)} support this"},
     "--part": {"metavar": "K/N", "help": "divide the selected cases into N parts, and measure only "
                                          "the K-th part"},
     "--stop-file": {"type": Path, "metavar": "PATH",
-        "help": "if this file exists, end with exit code 75 before the next case"},
+        "help": (
+            "path to check before each case: if this file exists, the session ends with exit code "
+            "75"
+        )},
     "--data-root": {"type": Path, "default": Path("data"), "help": "folder of the data sets"},
     "--no-telemetry": {"action": "store_true",
         "help": "do not sample utilisation, clocks, power and memory while rounds are timed"},
     "--torch-trace": {"type": Path, "metavar": "FOLDER",
-        "help": "trace three steps of each case with torch.profiler into this folder, and print "
-                "and write as JSON the shares of forward, backward, communication and data; no "
+        "help": "folder into which torch.profiler traces three steps of each case. The shares of "
+                "forward, backward, communication and data are printed, and written as JSON. No "
                 "result is kept"},
     "--label": {"action": "append", "default": [], "metavar": "NAME=VALUE",
-        "help": "fact to record with the results; repeat the option for further facts"},
+        "help": "fact to store in the results; give the option once for each fact"},
 }  # fmt: skip
 
 
@@ -186,9 +191,9 @@ def check(option: Any) -> None:
     _labels(option)
     part(option)
     _limits(option)
-    for name, seed in (("--seed", option.seed), ("--order-seed", option.order_seed)):
+    for flag, seed in (("--seed", option.seed), ("--order-seed", option.order_seed)):
         if seed is not None and not 0 <= seed < MAX_SEED:
-            raise ValueError(f"{name} {seed} must be from 0 to {MAX_SEED - 1}")
+            raise ValueError(f"{flag} is {seed}, but must be from 0 to {MAX_SEED - 1}")
     # A session that measures nothing may lack pytest-benchmark.
     path, result = option.journal, getattr(option, "benchmark_json", None)
     if option.torch_trace and (path or result):
@@ -196,11 +201,13 @@ def check(option: Any) -> None:
             "--torch-trace slows the steps, so their times are not kept; leave out --journal and "
             "--benchmark-json"
         )
-    for name, file in (("--journal", path), ("--benchmark-json", result)):
+    for flag, file in (("--journal", path), ("--benchmark-json", result)):
         if file and not file.name:
-            raise ValueError(f"{name} {file} is not the path of a file; give the path of a file")
+            raise ValueError(f"{flag} is {file}, but must be the path of a file")
     if path and result and os.path.realpath(path) == os.path.realpath(result):
-        raise ValueError(f"--journal and --benchmark-json are both {path}; give each its own file")
+        raise ValueError(
+            f"--journal and --benchmark-json are both {path}; give each option its own file"
+        )
 
 
 def _changes(option: Any) -> dict[str, Any]:
@@ -211,9 +218,11 @@ def _changes(option: Any) -> dict[str, Any]:
 def _limits(option: Any) -> tuple[float, float]:
     """Return the limits in seconds of a collective and of a case; the first is shorter."""
     timeout_s, budget_s = option.comm_timeout, option.case_budget
-    for name, limit in (("--comm-timeout", timeout_s), ("--case-budget", budget_s)):
+    for flag, limit in (("--comm-timeout", timeout_s), ("--case-budget", budget_s)):
         if limit is not None and not 0 < limit <= MAX_LIMIT_S:
-            raise ValueError(f"{name} {limit:g} must be above 0 and at most {MAX_LIMIT_S:.0f} s")
+            raise ValueError(
+                f"{flag} is {limit:g} s, but must be above 0 and at most {MAX_LIMIT_S:.0f} s"
+            )
     if timeout_s is None:
         timeout_s = 300.0 if budget_s is None else min(300.0, budget_s / 3)
     if budget_s is None:
@@ -248,10 +257,12 @@ def part(option: Any) -> tuple[int, int] | None:
 
 
 WORKERS = (
-    "the pytest-xdist workers of a rank would join the launch as that rank; start more ranks "
-    "instead"
+    "the pytest-xdist workers of a rank would all join the launch as the same rank; start more "
+    "ranks instead of workers"
 )
-OWN_LIST = "each rank keeps its own list of failed tests; pass --resume instead"
+OWN_LIST = (
+    "each rank keeps its own list of failed tests, and the lists may differ; pass --resume instead"
+)
 DEBUGGER = "a rank in a debugger keeps the other ranks waiting; start one rank only"
 # Option of pytest or a plugin -> its name, and why several ranks cannot use it
 REFUSED_OPTIONS = {
@@ -264,13 +275,13 @@ IGNORED = (
     "min_time", "max_time", "min_rounds", "calibration_precision", "warmup", "warmup_iterations",
     "timer", "cprofile", "cprofile_loops", "cprofile_top", "cprofile_dump",
 )  # fmt: skip
-IN_A_WORKER = "-n would run several cases at once, which would slow each other down; remove -n"
+IN_A_WORKER = "-n would run several cases at once, and these would slow each other down; remove -n"
 
 
 def refuse_options(config: pytest.Config) -> None:
-    for dest, (name, why) in REFUSED_OPTIONS.items():
+    for dest, (flag, reason) in REFUSED_OPTIONS.items():
         if config.getoption(dest, None):
-            raise ValueError(f"{name} does not work with several ranks: {why}")
+            raise ValueError(f"{flag} does not work with several ranks: {reason}")
 
 
 def refuse_ignored(config: pytest.Config) -> None:
@@ -278,8 +289,9 @@ def refuse_ignored(config: pytest.Config) -> None:
     usual = config._parser.parse_known_args([])  # noqa: SLF001, pytest has no public name
     for name in (f"benchmark_{name}" for name in IGNORED):
         if config.getoption(name, None) != getattr(usual, name, None):
+            option = name.replace("_", "-")
             raise ValueError(
-                f"--{name.replace('_', '-')} has no effect, because Lockstep sets the number of "
+                f"--{option} has no effect, because Lockstep sets the number of "
                 "rounds; use --rounds, --warmup-rounds, --steps-per-round or --precision 1%"
             )
 
@@ -294,10 +306,12 @@ def refuse_selection(
     ]
     if left_out:
         keyword = config.getoption("keyword")
-        by = f"-k {keyword!r} leaves" if keyword else "--deselect or a plugin leaves"
+        option = f"-k {keyword!r}" if keyword else "--deselect or a plugin"
+        cases = counted(len(left_out), "case")
         raise ValueError(
-            f"{by} out {counted(len(left_out), 'case')} of this campaign's launch, for example "
-            f"{left_out[0].nodeid}; unset the option in PYTEST_ADDOPTS, or name fewer studies"
+            f"{option} leaves out {cases} of this campaign's launch, for example "
+            f"{left_out[0].nodeid}; unset the option in PYTEST_ADDOPTS, or name fewer studies in "
+            "the campaign file"
         )
     if "studies" in labels and config.getoption("benchmark_skip", False):
         raise ValueError(
@@ -316,14 +330,14 @@ def refuse_tests(
         parameters = inspect.signature(function).parameters if callable(function) else ()
         if (is_case or world_size > 1) and "benchmark" in parameters:
             raise ValueError(
-                f"{item.nodeid} uses the fixture `benchmark`, with which each rank would choose "
-                "its own rounds; use the fixture `lockstep` and lockstep.time(step)"
+                f"{item.nodeid} uses the fixture `benchmark`, which would let each rank choose "
+                "its own number of rounds; use the fixture `lockstep` and lockstep.time(step)"
             )
     seen: dict[str, str] = {}
     for item in measured:
         other = seen.setdefault(item.name, item.nodeid)
         if other != item.nodeid:
             raise ValueError(
-                f"{other} and {item.nodeid} have the same name, so their results would mix; rename "
-                "one of them"
+                f"the tests {other} and {item.nodeid} have the same name, so their results would "
+                "mix; rename one of them"
             )

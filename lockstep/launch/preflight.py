@@ -45,9 +45,10 @@ def compare(control: Control, case_ids: Sequence[str], settings: Settings) -> No
     for rank, answer in enumerate(answers):
         theirs, of_rank_0 = answer["software"], answers[0]["software"]
         for name in (name for name in of_rank_0 if theirs.get(name) != of_rank_0[name]):
+            version, version_of_rank_0 = theirs.get(name), of_rank_0[name]
             raise RankError(
-                f"rank {rank} runs with {name} {theirs.get(name)}, but rank 0 runs with "
-                f"{of_rank_0[name]}; start every rank from the same image and checkout",
+                f"rank {rank} runs with {name} {version}, but rank 0 runs with "
+                f"{version_of_rank_0}; start every rank from the same image and checkout",
                 rank,
             )
     if all(answer["digest"] == answers[0]["digest"] for answer in answers):
@@ -59,15 +60,15 @@ def compare(control: Control, case_ids: Sequence[str], settings: Settings) -> No
         if ids != ids_0:
             differing = sorted(set(ids) ^ set(ids_0)) or ["the order of cases"]
             raise AgreedError(
-                f"rank {rank} collected other cases than rank 0 ({len(ids)} against {len(ids_0)}); "
-                f"the first difference is {differing[0]}; give every rank the same files and "
-                "options",
+                f"rank {rank} collected other cases than rank 0 (number of cases: {len(ids)} "
+                f"instead of {len(ids_0)}); the first difference is {differing[0]}; give every "
+                "rank the same files and options",
                 rank,
             )
         for name in (name for name in options_0 if options[name] != options_0[name]):
             raise AgreedError(
-                f"rank {rank} has {name} {options[name]}, but rank 0 has {options_0[name]}; give "
-                "every rank the same options",
+                f"rank {rank} runs with the option {name} = {options[name]}, but rank 0 with "
+                f"{options_0[name]}; give every rank the same options",
                 rank,
             )
 
@@ -207,7 +208,7 @@ def resumable(
     for name in ("provenance", "measured_with"):
         if not isinstance(block.get(name), dict):
             raise ValueError(
-                f"{path} is corrupt: in a line of kind launch, {name} is "
+                f"{path} is corrupt: in a line of kind launch, the key {name} has the value "
                 f"{str(block.get(name))[:80]!r}, which is not a JSON object; measure into another "
                 "folder"
             )
@@ -217,9 +218,10 @@ def resumable(
     for name in (name for name in wanted if kept.get(name) != wanted[name]):
         if name in MAY_BE_UNKNOWN and None in (kept.get(name), wanted[name]):
             continue
+        then, now = kept.get(name), wanted[name]
         raise ValueError(
-            f"{path} was measured with {name} {kept.get(name)}, but {name} is now {wanted[name]}; "
-            "such results are not pooled, so measure into another folder"
+            f"{path} was measured with {name} {then}, but {name} is now {now}; Lockstep does not "
+            "mix such results, so measure into another folder"
         )
     for case, entry in journal.measured(path).items():
         record = entry.get("extra_info", {}).get(KEY, {})

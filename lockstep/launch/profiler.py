@@ -43,9 +43,9 @@ def shares(phases: Phases) -> dict[str, Any]:
 
 
 def describe(shares: dict[str, Any]) -> str:
-    alone = f" ({percent(shares['exposed'])} % not hidden by computing)"
+    exposed = f" ({percent(shares['exposed'])} % of the step is not hidden by computing)"
     parts = [
-        f"{part} {percent(share)} %{alone if part == 'communication' else ''}"
+        f"{part} {percent(share)} %{exposed if part == 'communication' else ''}"
         for part, share in (shares["parts"] | {"rest": shares["rest"]}).items()
         if not part.startswith(BUCKET)
     ]
@@ -172,10 +172,12 @@ class Tracing:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the paths of the traces, and on a CPU the share of each part of a step."""
-        terminalreporter.section("traces of rank 0; open them in ui.perfetto.dev")
+        terminalreporter.section("rank 0 wrote these traces; open them in ui.perfetto.dev")
         for line in self.lines:
             terminalreporter.write_line(line)
-        terminalreporter.write_line("Tracing slows the steps, so these traces are no results.")
+        terminalreporter.write_line(
+            "Tracing slows the steps, so do not use these times as results."
+        )
 
     @contextmanager
     def _trace(self, item: pytest.Item, harness: Harness | None) -> Iterator[None]:

@@ -349,7 +349,11 @@ class LaunchSession:
                 self.end(EXIT_FAILED, f"{lost}; run again with --resume")
         elif self.world.backend != "gloo":
             self.end(
-                EXIT_FAILED, "a case failed, so the ranks may be out of step and the launch ends"
+                EXIT_FAILED,
+                (
+                    "the launch ends, because a case failed and the ranks may now be at different "
+                    "steps"
+                ),
             )
         else:
             ended = Ended()
@@ -369,11 +373,12 @@ class LaunchSession:
         return path is not None and os.path.exists(path)  # noqa: PTH110
 
     def _progress(self) -> str:
-        path = self.settings.journal_path
+        path, num_finished = self.settings.journal_path, self.num_expected - self.num_left
+        options = f" with --resume --journal={path}" if path else ""
         return (
             f"the stop file {self.settings.stop_file} exists, so the launch ends with "
-            f"{self.num_expected - self.num_left} of {self.num_expected} cases finished; remove "
-            f"the file and run again{f' with --resume --journal={path}' if path else ''}"
+            f"{num_finished} of {self.num_expected} cases finished; remove the file and run "
+            f"again{options}"
         )
 
     @contextlib.contextmanager
@@ -400,16 +405,17 @@ class LaunchSession:
             return True  # /dev/stdout and the like cannot be replaced
         benchmarks: Any = config.pluginmanager.get_plugin("pytest-benchmark")
         benchmarks.json = None
-        kept = self.writer.journal.path
+        journal_path = self.writer.journal.path
         try:
-            if journal.outcomes(kept):
-                journal.write_result(kept, path.resolve())
+            if journal.outcomes(journal_path):
+                journal.write_result(journal_path, path.resolve())
                 benchmarks.logger.info(f"Wrote benchmark data in: {path}", purple=True)
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
+            reason = getattr(error, "strerror", None) or error
             sys.stderr.write(  # after the line of dots
-                f"\nlockstep: --benchmark-json {path} cannot be written: {why}; {kept} has the "
-                f"cases, so run again with --resume --journal={kept}\n"
+                f"\nlockstep: --benchmark-json {path} cannot be written: {reason}; {journal_path} "
+                "holds the finished cases, so run again with --resume "
+                f"--journal={journal_path}\n"
             )
             sys.stderr.flush()
             return False
@@ -458,9 +464,13 @@ class LaunchSession:
             self.end(EXIT_LOST, str(error))
             return
         if lost and self.provenance:
-            who = ", ".join(map(self.name_rank, lost[:MAX_BLAMED]))
+            ranks = ", ".join(map(self.name_rank, lost[:MAX_BLAMED]))
             self.end(
-                EXIT_LOST, f"{who} did not reach the end of the launch; see the log of that rank"
+                EXIT_LOST,
+                (
+                    f"{ranks} did not reach the end of the launch; see the log of each of these "
+                    "ranks"
+                ),
             )
 
     def close(self) -> None:

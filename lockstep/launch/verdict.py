@@ -73,14 +73,14 @@ class Facts:
     journal_path: Path | None
     has_failed: bool = False
 
-    def name(self, rank: int) -> str:
+    def name_rank(self, rank: int) -> str:
         return name_rank(rank, self.ranks[rank]["host"], self.ranks[rank]["device"])
 
     def describe_late(self, silent: Sequence[int]) -> str:
         """Return a sentence about ranks that took longer for the case than its budget."""
         more = f" and {len(silent) - 1} more ranks" if len(silent) > 1 else ""
         return (
-            f"{self.name(silent[0])}{more} did not end {self.case} within the case budget of "
+            f"{self.name_rank(silent[0])}{more} did not finish the case {self.case} within "
             f"{self.budget_s:g} s; raise --case-budget if the case needs "
             f"longer{self.describe_stacks(silent[0])}"
         )
@@ -105,10 +105,10 @@ class Facts:
         if odd is None:
             return ""
         return (
-            f"{self.name(odd)} called {counts[odd]} collectives since the ranks last joined, but "
-            f"{self.name(first)} called {counts[first]}; every rank must call the same collectives "
-            "(with gloo, sends and receives count, too, unless they use their own group from "
-            "new_group)"
+            f"{self.name_rank(odd)} called {counts[odd]} collectives since the process group was "
+            f"opened, but {self.name_rank(first)} called {counts[first]}; every rank must call "
+            "the same collectives (with gloo, sends and receives count as well, unless they use a "
+            "group of their own from new_group)"
         )
 
     def find_astray(self, ends: Ends, at: Literal["case", "next"]) -> str:
@@ -118,7 +118,7 @@ class Facts:
         for rank, case in cases.items():
             if case != cases[first]:
                 return (
-                    f"{self.name(rank)} is at {case} while rank {first} is at {cases[first]}; "
+                    f"{self.name_rank(rank)} is at {case}, but rank {first} is at {cases[first]}; "
                     "later measurements would be wrong, so the launch ends"
                 )
         return ""
@@ -210,8 +210,8 @@ class Verdict:
             more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
             case = next(end["next"] for end in ends if end is not None)
             absent = (
-                f"{facts.name(silent[0])}{more} did not reach {case} within {facts.timeout_s:g} s; "
-                "see the log of that rank"
+                f"{facts.name_rank(silent[0])}{more} did not reach {case} within "
+                f"{facts.timeout_s:g} s; see the log of that rank"
             )
             verdict = cls("failed", absent, EXIT_LOST, absent)
         if astray := facts.find_astray(ends, "next"):

@@ -42,7 +42,7 @@ _V100_SHEET = "NVIDIA V100 Tensor Core GPU datasheet, January 2020"
 _V100_BOARD = "NVIDIA V100 Tensor Core GPU datasheet"
 _A100_SHEET = "NVIDIA A100 Tensor Core GPU datasheet"
 _H100_PAPER = "NVIDIA H100 Tensor Core GPU Architecture whitepaper"
-_MI250X_SHEET = "AMD Instinct MI200 series datasheet, half of an MI250X, for one GCD"
+_MI250X_SHEET = "AMD Instinct MI200 series datasheet; one GCD is half of an MI250X"
 
 # Multiprocessors: NVIDIA's whitepapers Tesla V100 GPU Architecture (80), Turing GPU Architecture
 # (T4: 40), A100 Tensor Core GPU Architecture (108) and H100 Tensor Core GPU Architecture (SXM5 132,
@@ -77,8 +77,8 @@ DEVICES = (
     Device("A40", r"(NVIDIA )?A40", _peaks(fp32=37.4, tf32=74.8, bf16=149.7, fp16=149.7),
            "NVIDIA A40 datasheet", 48, 696, 300, "NVIDIA A40 datasheet"),
     Device("L4", r"(NVIDIA )?L4", _peaks(fp32=30.3, tf32=60, bf16=121, fp16=121),
-           "NVIDIA L4 Tensor Core GPU datasheet, tensor rates halved because it gives them with "
-           "sparsity",
+           "NVIDIA L4 Tensor Core GPU datasheet; the tensor rates are halved, because the "
+           "datasheet gives them with sparsity",
            24, 300, 72, "NVIDIA L4 Tensor Core GPU datasheet", None, 32),
     Device("L40S", r"(NVIDIA )?L40S", _peaks(fp32=91.6, tf32=183, bf16=362.05, fp16=362.05),
            "NVIDIA L40S datasheet, figures without sparsity",

@@ -84,7 +84,7 @@ def refuse_beyond(room: Room, needed: Mapping[str, int], device: "torch.device")
         parts = " and ".join(f"{size / GIB:.1f} GiB for {what}" for what, size in needed.items())
         left = f"{room.free_bytes / GIB:.1f} GiB"
         available = (
-            f"only {left} of the GPU's memory are free"
+            f"only {left} of the GPU's memory is free"
             if device.type == "cuda"
             else f"the rank's share of the free memory of the host or job is only {left}"
         )

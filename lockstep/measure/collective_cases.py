@@ -88,7 +88,7 @@ def _conclude(
     wrong = [rank for rank, part in enumerate(parts) if not all(part.own)]
     if wrong:
         raise RuntimeError(
-            f"rank {wrong[0]} on {harness.rank_hosts[wrong[0]]} has a wrong result of the "
+            f"rank {wrong[0]} on {harness.rank_hosts[wrong[0]]} got a wrong result from the "
             f"collective {collective}"
         )
     time_s = step_s(parts, harness.plan.steps_per_round)

@@ -57,12 +57,18 @@ def meet(device: torch.device, problem: str) -> tuple[World, tuple[str, ...]]:
     `problem` says why this rank cannot measure; empty if it can.
     """
     control = _control()
-    late, todo = "did not call lockstep.explain within", "call it on every rank"
+
+    def describe(late: str, patience_s: float) -> str:
+        return (
+            f"{late} did not call lockstep.explain within {patience_s:g} s; call lockstep.explain "
+            "on every rank"
+        )
+
     try:
         ranks = control.exchange("explain", {"host": hostname(), "problem": problem})
     except LostError as error:
-        raise RuntimeError(f"rank 0 {late} {3 * PATIENCE_S:g} s; {todo}") from error
-    refuse_silent(ranks, f"{late} {PATIENCE_S:g} s; {todo}")
+        raise RuntimeError(describe("rank 0", 3 * PATIENCE_S)) from error
+    refuse_silent(ranks, lambda late: describe(late, PATIENCE_S))
     for rank, answer in enumerate(ranks):
         if answer["problem"]:
             where = f"rank {rank} on {answer['host']}: " if len(ranks) > 1 else ""
@@ -98,8 +104,8 @@ def _control() -> Control:
 
 SCHEMA = 1
 NEXT: dict[Kind, str] = NEXT_OWN | {
-    "own": "pass batches=loader to also see the step's fixed cost and waits for input, or profile "
-    "one rank",
+    "own": "pass batches=loader to lockstep.explain to also see the step's fixed cost and waits "
+    "for input, or profile one rank",
     "open": "call explain(..., seconds=300), and pass batches=loader to also see waits for input",
 }
 
@@ -167,10 +173,10 @@ def lines(bound: Bound, record: Mapping[str, Any], kept: str) -> list[str]:
     rate, kinds = record["samples_per_s"], {note["kind"] for note in record["notes"]}
     speed = "" if rate is None else f", {number(rate)} samples/s"
     exception = " except for iterators (see the note)" if "drawn" in kinds else ""
+    steps = counted(record["num_steps"], "step")
     text = [
-        f"lockstep: {ranks} on {hosts} ({record['device']}){speed}; ran "
-        f"{counted(record['num_steps'], 'step')} in {number(record['seconds'])} s and restored "
-        f"the training{exception}"
+        f"lockstep: {ranks} on {hosts} ({record['device']}){speed}; ran {steps} in "
+        f"{number(record['seconds'])} s and restored the training{exception}"
     ]
     if "collectives" in kinds:
         text.append(
@@ -180,16 +186,17 @@ def lines(bound: Bound, record: Mapping[str, Any], kept: str) -> list[str]:
     else:
         text += card(bound, record["hosts"], NEXT)
     for note in record["notes"]:
+        collectives = counted(note["count"], "collective")
         sentence = {
             "alone": "one rank does not communicate; start more ranks with torchrun or srun to "
             "measure communication",
             "drawn": f"the step may have advanced the iterator(s) {listed(note['names'])}, which "
             "cannot be restored; use a step that always takes the same batch, or pass "
             "batches=loader",
-            "collectives": f"each step calls {counted(note['count'], 'collective')} besides those "
-            "of its gradients, for example in SyncBatchNorm or to all-reduce the "
-            "loss; explain a step without such collectives, and use no_sync() "
-            "instead of setting require_backward_grad_sync",
+            "collectives": f"each step calls {collectives} that do not "
+            "reduce its gradients, for example in SyncBatchNorm or to all-reduce "
+            "the loss; pass a step without such collectives to lockstep.explain, "
+            "and use no_sync() instead of setting require_backward_grad_sync",
         }[note["kind"]]
         text.append(f"note      {sentence}")
     return text + ([f"record    {kept}"] if kept else [])
@@ -249,10 +256,12 @@ def explain(
             loop = Loop(step, models, batches, can_halve=not reached.compiled)
             problem = _problem(loop, seconds, samples, out)
             if snapshot.left and not problem:
-                named = [f"{name} ({size / MIB:.0f} MiB)" for name, size in snapshot.left.items()]
+                objects = ", ".join(
+                    f"{name} ({size / MIB:.0f} MiB)" for name, size in snapshot.left.items()
+                )
                 problem = (
-                    f"the step refers to {', '.join(named)}, which is too large to copy and "
-                    "restore; draw batches outside of step, and pass the loader as batches="
+                    "these objects, to which the step refers, are too large to copy and restore: "
+                    f"{objects}; draw batches outside of step, and pass the loader as batches="
                 )
             world, hosts = meet(device, problem)
             part = _measure(world, loop, seconds, lambda: _reset(snapshot, reached))
@@ -290,9 +299,12 @@ def _problem(loop: Loop, seconds: Any, samples: Any, out: str | Path | None) -> 
     is_time = isinstance(seconds, int | float) and 0 < seconds < math.inf
     is_alone = _world_size() == 1
     if not callable(loop.step):
-        return f"step is a {type(loop.step).__name__}; give a function that takes one step"
+        return (
+            f"step is of type {type(loop.step).__name__}, but must be a function that runs one "
+            "training step"
+        )
     if not is_time:
-        return f"seconds={seconds!r} is not a time above 0; give a number of seconds"
+        return f"seconds={seconds!r} is not a number above 0; give the number of seconds to measure"
     if samples is not None and (type(samples) is not int or samples < 1):
         return (
             f"samples={samples!r} is not a whole number of 1 or more; give this rank's samples "
@@ -301,7 +313,8 @@ def _problem(loop: Loop, seconds: Any, samples: Any, out: str | Path | None) -> 
     if not is_alone and not loop.models:
         return (
             "lockstep.explain finds no DistributedDataParallel model in step; pass the model as "
-            "model=, or wrap it, because other strategies cannot be explained yet"
+            "model=, or wrap it in DistributedDataParallel, because other strategies cannot be "
+            "explained yet"
         )
     # The first step with static_graph=True records the graph, which no snapshot can undo.
     if any(
@@ -317,8 +330,8 @@ def _problem(loop: Loop, seconds: Any, samples: Any, out: str | Path | None) -> 
     problem = loop.problem()
     if samples and not problem and (items := seen_items(loop.step, loop.first, samples)):
         problem = (
-            f"samples={samples}, but each tensor of a batch holds {items} items; give the "
-            "number of samples in a batch"
+            f"samples={samples}, but each tensor of a batch holds {items} items; set samples to "
+            "the number of samples in a batch"
         )
     return problem
 

@@ -53,8 +53,8 @@ class Loop:
         """Draw the first batch; return why the batches cannot be used, or an empty text."""
         if isinstance(self.batches, Iterator):
             return (
-                f"batches is a {type(self.batches).__name__}, whose batches can be drawn only "
-                "once; pass the loader itself"
+                f"batches is of type {type(self.batches).__name__}, which can be read only once; "
+                "pass the loader itself"
             )
         if self.stream is None:
             return ""

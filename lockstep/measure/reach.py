@@ -333,7 +333,7 @@ class Snapshot:
             except Exception as error:  # noqa: BLE001, raised after the others are restored
                 failed.append(error)
         if failed:
-            raise ExceptionGroup("not everything that the step changed could be restored", failed)
+            raise ExceptionGroup("some objects that the step changed could not be restored", failed)
 
 
 def _container(held: Any) -> Restore:

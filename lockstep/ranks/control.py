@@ -129,7 +129,8 @@ class Control:
         if self._silent:
             silent = sorted(self._silent)
             raise OtherRankError(
-                f"rank {listed(silent)} did not answer in exchange {name!r}", *silent
+                f"rank {listed(silent)} did not answer the other ranks in exchange {name!r}",
+                *silent,
             )
         return settled
 
@@ -220,7 +221,10 @@ class Control:
             yield
         except DistNetworkError as error:
             reason = str(error).partition("\n")[0]
-            lost = f"rank {self.rank} on {hostname()} lost its connection to the store ({reason})"
+            lost = (
+                f"rank {self.rank} on {hostname()} lost its connection to the ranks' store "
+                f"({reason})"
+            )
             raise LostError(lost) from error
 
 
@@ -243,14 +247,14 @@ def refuse_any(control: Control, problem: str) -> None:
         if problem:
             raise AgreedError(problem)
         return
-    rank, (first, host) = next((rank, own) for rank, own in enumerate(answers) if own[0])
+    rank, (reason, host) = next((rank, own) for rank, own in enumerate(answers) if own[0])
     raise AgreedError(
-        f"rank {rank} on {host}: {first}; give every rank the same files and options", rank
+        f"rank {rank} on {host}: {reason}; give every rank the same files and options", rank
     )
 
 
-def refuse_silent(answers: Sequence[object], words: str) -> None:
-    """Raise an error for ranks whose answer is None; `words` say what they did not do."""
+def refuse_silent(answers: Sequence[object], describe: Callable[[str], str]) -> None:
+    """Raise an error for ranks whose answer is None; `describe` gets the text that names them."""
     ranks = [rank for rank, answer in enumerate(answers) if answer is None]
     if ranks:
-        raise RankError(f"rank {listed(ranks)} of {len(answers)} {words}", *ranks)
+        raise RankError(describe(f"rank {listed(ranks)} of {len(answers)}"), *ranks)

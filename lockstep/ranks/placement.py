@@ -46,14 +46,16 @@ def placement(environ: Mapping[str, str] = os.environ) -> Placement:
     launcher = environ.get("LOCKSTEP_LAUNCHER", "torchrun")
     if launcher not in VARIABLES:
         known = ", ".join(VARIABLES)
-        raise ValueError(f"LOCKSTEP_LAUNCHER={launcher!r} is not one of {known}; unset it")
+        raise ValueError(
+            f"LOCKSTEP_LAUNCHER={launcher!r} is not one of {known}; unset this variable"
+        )
     rank, local_rank, world_size, ranks_per_node = VARIABLES[launcher]
     if launcher == "torchrun" and rank not in environ and world_size not in environ:
-        _refuse_without_srun(environ, hint="start with srun and LOCKSTEP_LAUNCHER=slurm")
+        _refuse_without_srun(environ, hint="start the ranks with srun and LOCKSTEP_LAUNCHER=slurm")
         refuse_apart(environ)
         return Placement()
     if launcher == "slurm":
-        _refuse_without_srun(environ, hint="start with srun")
+        _refuse_without_srun(environ, hint="start the ranks with srun")
     size = integer(environ, world_size)
     per_node = _ranks_per_node(environ, ranks_per_node, size)
     place = Placement(integer(environ, rank), integer(environ, local_rank), size, per_node)
@@ -101,8 +103,8 @@ def refuse_apart(environ: Mapping[str, str]) -> None:
     num_tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     if "SLURM_JOB_ID" in environ and num_tasks != "1":
         raise ValueError(
-            f"srun started {num_tasks} tasks, but LOCKSTEP_LAUNCHER is not set, so each task would "
-            "measure alone; set LOCKSTEP_LAUNCHER=slurm, or start one task"
+            f"srun started {num_tasks} tasks, but LOCKSTEP_LAUNCHER is not set, so each task "
+            "would measure alone; set LOCKSTEP_LAUNCHER=slurm, or start only one task"
         )
 
 
@@ -130,4 +132,6 @@ def _wrong(environ: Mapping[str, str], fact: str, instead: str = "") -> ValueErr
     names = ["LOCKSTEP_LAUNCHER", *chain(*VARIABLES.values()), "SLURM_NNODES"]
     seen = [f"{name}={environ[name][:SHOWN_CHARACTERS]!r}" for name in names if name in environ]
     command = COMMANDS[environ.get("LOCKSTEP_LAUNCHER", "torchrun")]
-    return ValueError(f"{fact}; start with {command}{instead} (set now: {', '.join(seen)})")
+    return ValueError(
+        f"{fact}; start the ranks with {command}{instead} (set now: {', '.join(seen)})"
+    )

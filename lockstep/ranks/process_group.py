@@ -72,7 +72,7 @@ def join(
     if "TORCHELASTIC_RUN_ID" in environ:  # torchrun's agent may be killed before its ranks
         die_with_parent()
     if device not in (None, "cpu", "cuda"):
-        raise ValueError(f"device {device!r} must be cpu or cuda")
+        raise ValueError(f"the device is {device!r}, but must be cpu or cuda")
     threads = _threads(threads_per_rank, place.ranks_per_node, environ)
     torch.set_num_threads(threads)
     control = Control(_store(place, timeout_s, environ), place.rank, place.world_size, timeout_s)
@@ -188,7 +188,11 @@ def _device(
     answers = control.exchange("join", {"host": hostname(), "problem": problem})
     try:
         refuse_silent(
-            answers, f"did not join within {timeout_s:g} s; check that its process and its node run"
+            answers,
+            lambda ranks: (
+                f"{ranks} did not join within {timeout_s:g} s; check that the rank's process and "
+                "node run"
+            ),
         )
         for rank, answer in enumerate(answers):
             if answer["problem"]:
@@ -222,7 +226,9 @@ def _missing_interface(backend: str, environ: Mapping[str, str]) -> str:
     if is_here:
         return ""
     _record_mend(variable, environ)
-    return f"{variable}={named} names no interface of this host; choose from {', '.join(here)}"
+    return (
+        f"{variable}={named} is not a network interface of this host; choose from {', '.join(here)}"
+    )
 
 
 def _record_mend(key: str, environ: Mapping[str, str]) -> None:
@@ -250,16 +256,18 @@ def _store(place: Placement, timeout_s: float, environ: Mapping[str, str]) -> "S
         host, _, text = address.rpartition(":")
         port = int(text) if host and text.isdecimal() else 0
         if port not in PORTS:
-            raise ValueError(f"LOCKSTEP_STORE={address!r} is not HOST:PORT; unset it")
+            raise ValueError(f"LOCKSTEP_STORE={address!r} is not HOST:PORT; unset this variable")
         prefix = environ.get("LOCKSTEP_STORE_PREFIX", "")
         if not prefix:  # else ranks would read the keys of an earlier launch
-            raise ValueError("LOCKSTEP_STORE is set without LOCKSTEP_STORE_PREFIX; unset it")
+            raise ValueError(
+                "LOCKSTEP_STORE is set without LOCKSTEP_STORE_PREFIX; unset LOCKSTEP_STORE"
+            )
     else:
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environ]
         if missing:
             is_torchrun = environ.get("LOCKSTEP_LAUNCHER", "torchrun") == "torchrun"
-            other = "set them to rank 0's host and a free port"
-            todo = "start with torchrun" if is_torchrun else other
+            other = "set MASTER_ADDR to rank 0's host, and MASTER_PORT to a free port"
+            todo = "start the ranks with torchrun" if is_torchrun else other
             raise ValueError(
                 f"world size {place.world_size} needs the environment variable(s) "
                 f"{' and '.join(missing)}; {todo}, or unset the launcher's variables"

@@ -186,9 +186,9 @@ def limits_of_jobs(site: Site) -> tuple[Limit, ...]:
         for kind, _ in chosen.kinds
     ):
         raise RuntimeError(
-            f"this machine's cluster {cluster.name} has no {site.partition or 'default'} partition "
-            f"with nodes of {site.cpus_per_node} CPUs and {site.gpus_per_node} "
-            f"{site.gpu_type or 'GPUs'}; to know them, use a login node of the site's cluster"
+            f"this machine's cluster {cluster.name} has no {site.partition or 'default'} "
+            f"partition with nodes of {site.cpus_per_node} CPUs and {site.gpus_per_node} "
+            f"{site.gpu_type or 'GPUs'}; run this command on a login node of the site's cluster"
         )
     accounts = read(cluster.name) if cluster.keeps_accounts else Accounts()
     if site.account and accounts.names and site.account not in accounts.names:
@@ -213,13 +213,13 @@ class Excess:
     def text(self) -> str:
         limit = self.limit
         if self.kind == "queued":
-            few = f"{limit.value:,} of {self.needs:,} jobs"
-            return f"Only {few} may run at once, because of the limit {limit.text}."
+            jobs = f"{limit.value:,} of {self.needs:,} jobs"
+            return f"Only {jobs} may run at the same time, because of the limit {limit.text}."
         match limit.name:
             case "MaxWall":
                 why = (
-                    f"a time of {clock(self.needs)} exceeds {limit.text}; lower time, or change "
-                    "qos, in the site file"
+                    f"a time of {clock(self.needs)} exceeds {limit.text}; lower time or change "
+                    "qos in the site file"
                 )
             case "MaxSubmit":
                 why = (

@@ -117,9 +117,10 @@ def explain_refusal(stderr: str, user: str, ask: Callable[..., str], script: Pat
     with suppress(RuntimeError):
         if name := re.search(r"^ClusterName\s*= *(\S+)", ask("scontrol", "show", "config"), re.M):
             facts.append(f"asked cluster {name[1]}")
-    what = f" ({'; '.join(facts)})" if facts else ""
+    shown = f" ({'; '.join(facts)})" if facts else ""
     return (
-        f"sbatch refused the job: {one_line(stderr)}; change {refusal.key} in {refusal.where}{what}"
+        f"sbatch refused the job: {one_line(stderr)}; change {refusal.key} in "
+        f"{refusal.where}{shown}"
     )
 
 
@@ -130,38 +131,38 @@ Kind = Literal[
 VERBOSE = "LOCKSTEP_VERBOSE"
 # sacct's message where slurm.conf has no AccountingStorageType.
 NO_ACCOUNTING = "accounting storage is disabled"
-# kind -> (pattern of the printed message in lower case, meaning for the command `{}`, what to do).
+# kind -> (pattern of the printed message in lower case, meaning for `{command}`, what to do).
 # Messages of slurm_errno.c and fetch_config.c, Slurm 22.05 to 24.05. The first match counts.
 FAILURES: dict[Kind, tuple[str, str, str]] = {
     "no_cluster": (
         "no cluster '.*' known|invalid entry for (--cluster|slurm_clusters)",
-        "Slurm on this machine does not know the cluster that {} was to ask",
+        "{command} asks for a cluster that Slurm on this machine does not know",
         "use a login node of that cluster, or correct `cluster` in the site file or SLURM_CLUSTERS",
     ),
     "no_config": (
         "establish a configuration source|resolve_ctls|fetch_config"
         "|unable to process configuration file",
-        "{} finds neither a valid slurm.conf nor a Slurm controller in DNS",
+        "{command} finds neither a valid slurm.conf nor a Slurm controller in DNS",
         "use a login node of the cluster, or set SLURM_CONF to the path of its slurm.conf",
     ),
     "no_database": (
         "slurmdbd|persistent connection|problem talking to the database",
-        "{} cannot reach Slurm's accounting daemon (slurmdbd)",
+        "{command} cannot reach Slurm's accounting daemon (slurmdbd)",
         "try again later",
     ),
     "not_trusted": (
         "munge|protocol authentication error",
-        "Slurm rejects {}: munge does not run on this machine, or has another key",
+        "Slurm rejects {command}, because munge does not run on this machine or has another key",
         "use a login node, or ask the cluster's support",
     ),
     "late": (
         "socket timed out",
-        "Slurm's controller did not answer {} in time",
+        "Slurm's controller did not answer {command} in time",
         "try again later",
     ),
     "no_controller": (
         "unable to contact slurm controller|zero bytes were transmitted",
-        "{} cannot reach Slurm's controller (slurmctld)",
+        "{command} cannot reach Slurm's controller (slurmctld)",
         "try again later, or check the controller with scontrol ping",
     ),
 }
@@ -177,7 +178,7 @@ class FailedError(RuntimeError):
         printed = one_line(stderr) or "no message"
         text = f"{command} failed with exit code {code}: {printed}"
         _, says, self.to_do = FAILURES.get(self.kind, ("", "", ""))
-        self.says = says.format(command) or text
+        self.says = says.format(command=command) or text
         ours = "; ".join(filter(None, [self.says, self.to_do]))
         super().__init__(f"{ours}; {text}" if self.to_do and os.environ.get(VERBOSE) else ours)
 
@@ -229,16 +230,17 @@ MEANINGS = {
     "STALLED": "the job runs, but has written nothing for longer than a case may take",
     "SUSPENDED": "the job is suspended until Slurm resumes it",
     "STOPPED": "the job is stopped and keeps its nodes until it gets SIGCONT",
-    "SIGNALING": "the job gets a signal",
+    "SIGNALING": "Slurm sends the job a signal",
     "RESIZING": "the job changes its number of nodes",
     "COMPLETING": "the job is ending",
     "EXPEDITING": "the job waits with priority to run again, because its nodes were lost",
     "REQUEUED": "the job was requeued and waits",
     "REQUEUE_FED": "the job was requeued in its federation of clusters and waits",
     "REQUEUE_HOLD": "the job was requeued and is held; release it with scontrol release {id}",
-    "RESV_DEL_HOLD": "the job is held because its reservation was deleted; choose another",
-    "SPECIAL_EXIT": "the job was requeued and is held because of its script's exit code; "
-    "release it with scontrol release {id}",
+    "RESV_DEL_HOLD": "the job is held, because its reservation was deleted; choose another "
+    "reservation",
+    "SPECIAL_EXIT": "the job was requeued and is held, because of its script's exit code; release "
+    "it with scontrol release {id}",
     "STAGE_OUT": "the job has ended, and Slurm copies its files",
     "UPDATE_DB": "the job has ended, and Slurm updates its accounting",
     "LAUNCH_FAILED": "the job could not start on its nodes",
@@ -253,7 +255,7 @@ MEANINGS = {
     "PREEMPTED": "another job took the job's nodes",
     "CANCELLED": "the job was cancelled",
     "REVOKED": "another cluster took the job",
-    "LOST": "squeue and sacct do not know the job, and it left no record of its end",
+    "LOST": "squeue and sacct do not know the job, and the job left no record of its end",
     "unknown": "Slurm did not answer; try again later",
 }
 NEVER_SATISFIED = "DependencyNeverSatisfied"
@@ -267,17 +269,17 @@ REASONS = {
     NEVER_SATISFIED: "the job can never start, because a job before it failed; cancel the job",
     "Dependency": "the job depends on another job",
     "BeginTime": "the job's begin time has not come yet",
-    "JobArrayTaskLimit": "the job's array already runs its maximum of elements",
-    "PartitionDown": "the job's partition is down; another partition may be up",
-    "PartitionInactive": "the job's partition is down; another partition may be up",
+    "JobArrayTaskLimit": "the job's array already runs as many elements as it may",
+    "PartitionDown": "the job's partition is down; try another partition",
+    "PartitionInactive": "the job's partition is down; try another partition",
     "PartitionNodeLimit": "the job can never start, because the partition gives a job fewer nodes; "
     "request fewer nodes or change the partition",
     "PartitionTimeLimit": "the job can never start, because its time exceeds the limit of the "
     "partition; lower its time",
-    "ReqNodeNotAvail": "the job's nodes are down, drained or reserved, and lockstep slurm nodes "
-    "shows why; a shorter job may still start before a maintenance",
-    "Nodes_required_for_job_are_DOWN": "the job's nodes are down, drained or kept "
-    "for jobs with a higher priority; lockstep slurm nodes shows why",
+    "ReqNodeNotAvail": "the job's nodes are down, drained or reserved; run lockstep slurm nodes "
+    "to see why. Before a maintenance, a shorter job may still start",
+    "Nodes_required_for_job_are_DOWN": "the job's nodes are down, drained or kept for jobs with a "
+    "higher priority; run lockstep slurm nodes to see why",
     "NodeDown": "the job's nodes are down",
     "BadConstraints": "the job can never start, because no node fits; change its constraint, GPU "
     "type or memory",
@@ -306,7 +308,7 @@ REASONS = {
 }
 # beginning of any other reason that is a limit -> plain words; longer beginnings come first
 LIMITS = {
-    "QOSGrp": "the jobs of all users are at the limit of the QOS; another QOS may be free",
+    "QOSGrp": "the jobs of all users are at the limit of the QOS; try another QOS",
     "QOSMin": "the job requests less than the minimum of its QOS; request more or change the QOS",
     "QOS": "a limit of the QOS is reached; try fewer ranks, a shorter time or another QOS",
     "AssocGrp": "the account is at its limit, or its budget is spent; check with sshare, "
@@ -339,8 +341,10 @@ class State:
         if self.name == "CANCELLED" and self.by:
             return f"{meaning} by {self.by}"
         if self.name == "CANCELLED" and self.reason == NEVER_SATISFIED:
-            why = f"a job that it depended on did not end as required ({self.reason})"
-            return f"{meaning} by Slurm, because {why}"
+            return (
+                f"{meaning} by Slurm, because another job, on which the job depends, did not end "
+                f"as required ({self.reason})"
+            )
         if self.name != "PENDING" or not self.reason:
             return meaning
         word = self.reason.strip("()").partition(",")[0].replace(" ", "_")
@@ -365,7 +369,8 @@ def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
     if conf and not os.path.exists(conf):  # noqa: PTH110
         raise RuntimeError(
             f"{command[0]} cannot run, because SLURM_CONF is {conf}, which does not exist or "
-            "cannot be reached; unset it, or set it to the path of the cluster's slurm.conf"
+            "cannot be reached; unset SLURM_CONF, or set it to the path of the cluster's "
+            "slurm.conf"
         )
     ended = processes.run(command, TIMEOUTS_S.get(command[0], TIMEOUT_S), environ=environ)
     if ended.code:

@@ -52,8 +52,8 @@ class OverSsh(click.Command):
             ["--host"],
             metavar="LOGIN[:FOLDER]",
             expose_value=False,
-            help=f"Run this command on a login node by ssh, in FOLDER there [{DEFAULT_FOLDER}]. "
-            "With --dry-run, only print the ssh commands.",
+            help="Run this command by ssh on the login node LOGIN, in its FOLDER "
+            f"[{DEFAULT_FOLDER}]. With --dry-run, only print the ssh commands.",
         )
         self.params.append(host_option)
 
@@ -127,7 +127,7 @@ def _send(host: Host, files: Sequence[Path], command: Sequence[str]) -> None:
         names = ", ".join(file.name for file in files)
         raise RuntimeError(
             f"cannot copy {names} to {host.login}:{host.folder}; see the message above, and check "
-            "that you may write there"
+            "that you may write to this folder"
         )
 
 
@@ -142,7 +142,8 @@ def _fetch(host: Host, folder: str, command: Sequence[str]) -> None:
             problem = f": {error}"
     if _check(host, process.returncode) or problem:
         raise RuntimeError(
-            f"cannot copy {folder} from {host.login}{problem}; the login shell must print nothing"
+            f"cannot copy {folder} from {host.login}{problem}; make sure that the login shell "
+            "there prints nothing by itself"
         )
 
 
@@ -155,6 +156,7 @@ def _check(host: Host, code: int) -> int:
         )
     if code == EXIT_NOT_FOUND:
         raise RuntimeError(
-            f"lockstep is not on PATH of a login shell of {host.login}; install it there with pip"
+            f"the login shell of {host.login} does not find lockstep on its PATH; install "
+            "lockstep there with pip"
         )
     return code

@@ -76,7 +76,8 @@ def absolute(text: str) -> str:
     """Return a path that is absolute or a placeholder; raise ValueError for any other."""
     if "://" in text and not text.startswith(FILL_IN):
         raise ValueError(
-            "the value is not a file; build the image first, for example with lockstep image build"
+            "the value is an address, not a file; build the image first, for example with "
+            "lockstep image build"
         )
     if not text.startswith(("/", FILL_IN)):
         raise ValueError(
@@ -99,14 +100,17 @@ def _scratch(text: str) -> str:
         return _place(text)
     if not re.fullmatch(r"\$[A-Za-z_][A-Za-z0-9_]*(/[^:,]*)?", text):
         raise ValueError(
-            "the value is no folder and no variable; write for example $TMPDIR or $TMPDIR/mine"
+            "the value is neither a folder nor a variable; write for example $TMPDIR or "
+            "$TMPDIR/mine"
         )
     return text
 
 
 def _variable(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
-        raise ValueError("the key is not the name of a variable; use only letters, digits and _")
+        raise ValueError(
+            "the key is not a valid name of a variable; use only letters, digits and _"
+        )
     if OWN_VARIABLES.fullmatch(text):
         raise ValueError("the job script or Slurm sets this variable; remove it from the site file")
     return text
@@ -123,8 +127,8 @@ def _extra(text: str) -> str:
         near = difflib.get_close_matches(match[1], EXTRA_OPTIONS, n=1)
         hint = f"did you mean --{near[0]}?" if near else f"known: --{', --'.join(EXTRA_OPTIONS)}"
         raise ValueError(
-            f"Lockstep does not allow this option here; {hint}; set options that Lockstep does not "
-            "check in the key 'directives'"
+            f"this key does not allow the option; {hint}; put other options into the key "
+            "'directives', which Lockstep does not check"
         )
     if match[2] and not re.fullmatch(DIRECTIVE_VALUE, match[2]):
         raise ValueError(NOT_A_VALUE)
@@ -149,7 +153,9 @@ Place = Annotated[Line, AfterValidator(_place)]
 Variable = Annotated[str, AfterValidator(_variable)]
 ShellLines = Annotated[
     str,
-    fullmatch(r"[^\r\0]*", "the text has a carriage return or NUL; save it with Unix line ends"),
+    fullmatch(
+        r"[^\r\0]*", "the text has a carriage return or NUL; save the file with Unix line ends"
+    ),
 ]
 GpuType = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
 Gpus = Annotated[StrictInt, Field(ge=0, le=1024)]
@@ -168,13 +174,13 @@ class Container(Table):
     """The image that the ranks run in."""
 
     runtime: Literal["apptainer", "singularity", "podman-hpc", "pyxis"] = "apptainer"
-    """program that runs the image; scripts for podman-hpc and pyxis were never run on a cluster"""
+    """program that runs the image; podman-hpc and pyxis have not been tested on a cluster"""
     image: Line
-    """SIF file on storage that all nodes see (for Pyxis a squashfs file, for Podman-HPC a name)"""
+    """SIF file that all nodes see; for pyxis a squashfs file, for podman-hpc the image's name"""
     binds: tuple[Bind, ...] = ()
-    """folders to bind into the image, /from[:/to[:ro]]"""
+    """folders to bind into the image, each as /from[:/to[:ro]]"""
     args: tuple[Line, ...] = ()
-    """more options for the runtime"""
+    """further options of the container runtime"""
 
     @field_validator("image")
     @classmethod
@@ -183,7 +189,8 @@ class Container(Table):
             return absolute(image)
         if not re.fullmatch(r"[A-Za-z0-9][\w./:@-]*", image, re.ASCII):
             raise ValueError(
-                "the value is not an image's name; run podman-hpc migrate, and write its NAME:TAG"
+                "the value is not an image's name; run podman-hpc migrate, and write the "
+                "image's NAME:TAG"
             )
         return image
 
@@ -194,7 +201,7 @@ class Partition(Table):
     time: Duration | None = None
     """time limit of a job in this partition"""
     max_nodes: Count | None = None
-    """most nodes of one job in this partition"""
+    """maximum number of nodes of a job in this partition"""
     account: Word | None = None
     """project that pays"""
     constraint: Word | None = None
@@ -228,11 +235,11 @@ class Site(Table):
     partition: Word | None = None
     """partition of all jobs"""
     cluster: Annotated[Word, Field(pattern=r"^[^,]+$")] | None = None
-    """cluster of all jobs, where Slurm has several (sbatch --clusters)"""
+    """cluster of all jobs, if Slurm has several clusters (sbatch --clusters)"""
     collect_partition: Word | None = None
-    """partition without GPUs for the job that collects and reports"""
+    """partition for the job that collects the results and makes the report; it needs no GPU"""
     partitions: dict[Word, Partition] = {}
-    """partitions for --partition, each with its limits and the keys that differ in it"""
+    """partitions that --partition may name, each with its limits and its values of other keys"""
     account: Word | None = None
     """project that pays for the jobs"""
     qos: Word | None = None
@@ -246,33 +253,33 @@ class Site(Table):
     gpu_type: GpuType | None = None
     """type of GPU, such as a100, where the partition has several"""
     gpu_types: tuple[GpuType, ...] = ()
-    """node features that name types of GPU; all nodes of one job have the same feature"""
+    """node features, one for each type of GPU; all nodes of a job get the same feature"""
     gpu_request: Literal["gpus-per-node", "gres"] = "gpus-per-node"
-    """option that asks for GPUs; gres writes --gres=gpu:TYPE:N"""
+    """option of sbatch that requests GPUs; gres stands for --gres=gpu:TYPE:N"""
     gpu_runtime: Literal["cuda", "rocm"] = "cuda"
     """driver libraries that the runtime adds to the image"""
     cpus_per_node: Count
     """CPUs of one node, as Slurm counts them"""
     mem: Memory | None = None
-    """memory that a job gets on a node, such as 480G; 0 is all of it"""
+    """memory that a job gets on a node, such as 480G; 0 means all memory of the node"""
     time: Duration
     """time limit of one job, [days-]HH:MM:SS"""
     max_ranks_per_node: Count | None = None
-    """most ranks on a node; by default its number of GPUs, or of CPUs without GPUs"""
+    """maximum number of ranks on a node; by default its number of GPUs, or else of CPUs"""
     container: Container | None = None
-    """image of the ranks"""
+    """container image in which the ranks run"""
     modules: tuple[Line, ...] = ()
-    """modules to load, with an image or instead of one"""
+    """environment modules to load, with an image or instead of an image"""
     venv: AbsolutePath | None = None
     """Python environment to use instead of an image"""
     suite: Place | None = None
-    """checkout of Lockstep; by default the copy in the image"""
+    """folder with a checkout of Lockstep; by default the copy in the image"""
     scratch: Scratch | None = None
-    """folder or variable, such as $TMPDIR, for a job's data files; by default the results folder"""
+    """folder for a job's data, or a variable such as $TMPDIR; by default the results folder"""
     stage_in: tuple[AbsolutePath, ...] = ()
     """files and folders that a job copies to scratch before it measures"""
     stage_image: StrictBool = False
-    """copy the image to every node's scratch before a job measures"""
+    """whether each job first copies the image to the scratch of its nodes"""
     stage_cache: Scratch | None = None
     """folder on every node for staged files; they are deleted 30 days after their last use"""
     interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.=^,:-]+$")] | None = None
@@ -282,15 +289,15 @@ class Site(Table):
     extra_directives: tuple[Extra, ...] = ()
     """options of sbatch"""
     directives: tuple[Option, ...] = ()
-    """more options of sbatch, which Lockstep does not check"""
+    """further options of sbatch; Lockstep does not check them"""
     launcher: Literal["srun", "torchrun"] = "srun"
     """program that starts ranks: srun (a task per rank) or torchrun (ranks share a node's CPUs)"""
     cpu_bind: Line = "cores"
-    """--cpu-bind of the ranks' srun"""
+    """value of --cpu-bind for the srun that starts the ranks"""
     mpi: Word = "none"
-    """--mpi of the ranks' srun"""
+    """value of --mpi for the srun that starts the ranks"""
     srun_options: tuple[Option, ...] = ()
-    """more options of srun, which Lockstep does not check"""
+    """further options of srun; Lockstep does not check them"""
     shell_before: ShellLines = ""
     """shell lines that run before the first launch"""
     shell_after: ShellLines = ""
@@ -300,7 +307,7 @@ class Site(Table):
     max_array_size: Annotated[StrictInt, Field(ge=2, le=4_000_001)] = 1001
     """MaxArraySize of `scontrol show config`"""
     tracker: Tracker | None = None
-    """server that tracks the runs"""
+    """experiment tracker that receives the results"""
     cost_per_node_hour: Cost | None = None
     """price of a node-hour"""
     cost_per_gpu_hour: Cost | None = None
@@ -350,7 +357,7 @@ class Site(Table):
         if name not in known:
             raise ValueError(
                 f"site {self.name} has no partition {name!r}; choose from "
-                f"{', '.join(known) or 'none'}, or add [partitions.{name}] to its file"
+                f"{', '.join(known) or 'none'}, or add [partitions.{name}] to the site file"
             )
         whole = self.model_copy(update={"partition": name})
         changes = self.partitions.get(name, Partition()).changes
@@ -391,14 +398,14 @@ class Site(Table):
         is_native, is_staged = self.container is None, bool(self.stage_in or self.stage_image)
         refusals = (
             (is_native and not (self.modules or self.venv),
-             "neither container nor modules or venv is set; set one of them"),
+             "container, modules and venv are all missing; set one of them"),
             (self.venv and not is_native, "container and venv exclude each other; keep one"),
             (runtime == "podman-hpc" and self.gpu_runtime == "rocm",
              "podman-hpc does not support GPUs with rocm; choose another runtime"),
             (is_native and self.suite is None,
              "modules and venv need the key 'suite'; set it to a checkout of Lockstep"),
             (self.gpu_type and not self.gpus_per_node,
-             "gpu_type is set, but gpus_per_node is 0; change one of them"),
+             "gpu_type is set, but gpus_per_node is 0; remove gpu_type, or raise gpus_per_node"),
             (self.gpu_types and (self.gpu_type or self.constraint),
              "gpu_types excludes gpu_type and constraint; keep one of them"),
             (is_staged and self.scratch is None,
@@ -446,8 +453,8 @@ def load(source: str, partition: str | None = None, *, is_draft: bool = False) -
     site = inputs.load(source, Site, built_in())
     if site.to_fill_in and not is_draft:
         raise ValueError(
-            f"{source}: not filled in yet: {', '.join(site.to_fill_in)}; write your own values "
-            "instead of the example's"
+            f"{source}: these keys are not filled in yet: {', '.join(site.to_fill_in)}; write "
+            "your own values instead of the example's"
         )
     chosen = partition or site.partition
     return site.choose_partition(chosen) if chosen else site

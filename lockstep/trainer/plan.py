@@ -44,10 +44,12 @@ class TrainConfig:
     )
     base_batch: Annotated[int, "Global batch to which --lr refers."] = 256
     momentum: Annotated[float, "Momentum of SGD."] = 0.9
-    weight_decay: Annotated[float, "L2 penalty; decoupled from the gradient in AdamW."] = 0.0
+    weight_decay: Annotated[
+        float, "Weight decay: an L2 penalty, which AdamW applies apart from the gradient."
+    ] = 0.0
     scheduler: Annotated[str, "Schedule by which the learning rate falls over the epochs."] = "none"
     warmup_epochs: Annotated[
-        int, "Number of first epochs over which the learning rate rises to its value."
+        int, "Number of epochs at the start in which the learning rate rises to its full value."
     ] = 0
     precision: str = "fp32"
     accumulation: Annotated[int, "Number of micro-batches per optimizer update."] = 1
@@ -61,7 +63,7 @@ class TrainConfig:
     ] = None
     checkpoint_every: Annotated[int | None, "Also keep the parameters of every N-th epoch."] = None
     target_accuracy: Annotated[
-        float | None, "Validation accuracy to reach; the time until then is recorded."
+        float | None, "Validation accuracy to reach; the time until the run reaches it is recorded."
     ] = None
     data_root: Annotated[str, "Folder of downloaded data sets."] = "data"
     folder: str = "results"
@@ -69,7 +71,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Refuse contradictory values; `core.factors` checks each value by itself."""
         if (self.global_batch is None) == (self.local_batch is None):
-            raise ValueError("give either a global batch or a local batch, and not both")
+            raise ValueError("give either a global batch or a local batch, but not both")
         if 0 < self.epochs <= self.warmup_epochs:
             raise ValueError(
                 f"warmup_epochs={self.warmup_epochs} must be lower than epochs={self.epochs}; "
@@ -95,7 +97,7 @@ class Batch:
         if local % config.accumulation:
             raise ValueError(
                 f"a local batch of {local} does not split into {config.accumulation} equal "
-                "micro-batches; choose an accumulation that divides it"
+                f"micro-batches; choose an accumulation that divides {local}"
             )
         return cls(local, local * world_size, scaling)
 
@@ -168,6 +170,6 @@ def refuse_changed(where: Path, config: TrainConfig, before: Mapping[str, Any], 
     for name, value in now.items():
         if before[name] != value:
             raise ValueError(
-                f"{where} was trained with {name}={before[name]}, not {value}; "
+                f"{where} was trained with {name}={before[name]}, but {name} is now {value}; "
                 "resume with the same options, or choose another --name"
             )

@@ -525,7 +525,7 @@ def check_equal_parameters(checksums: Sequence[str]) -> None:
     odd = [rank for rank, checksum in enumerate(checksums) if checksum != checksums[0]]
     if odd:
         raise RankError(
-            f"rank {odd[0]} ended with other parameters than rank 0, so gradients were not "
+            f"rank {odd[0]} ended with other parameters than rank 0, so the gradients were not "
             "synchronised; do not use this run",
             *odd,
         )

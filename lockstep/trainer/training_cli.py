@@ -55,7 +55,7 @@ OWN = {"data": "synthetic", "num_synthetic": 480, "epochs": 2, "lr": 0.01}
 SHIPPED = {
     "digits": "included: 1,797 handwritten digits of 8 x 8 pixels",
     "synthetic": "made by the workload itself, of any size",
-    sample.NAME: "made by lockstep run data make: 100 images in the files of CIFAR-10",
+    sample.NAME: "made by lockstep run data make: 100 images in CIFAR-10's file format",
 }
 KNOWN = {
     "mnist": "70,000 handwritten digits of 28 x 28 pixels, 12 MB to fetch",
@@ -107,8 +107,8 @@ Examples:
 )
 @click.option(
     "--world-size", type=click.IntRange(min=1), default=1, show_default=True,
-    help="Number of ranks to start on this machine; under torchrun or srun, the number that they "
-         "started.",
+    help="Number of ranks to start on this machine. Under torchrun or srun, the launcher sets the "
+         "number of ranks.",
 )  # fmt: skip
 @_options_of_config
 @click.option("--results", default="results", show_default=True, help="Folder that holds all runs.")
@@ -143,10 +143,10 @@ def train(
 ) -> None:
     """Train a model with DDP and record time, loss and accuracy of every epoch.
 
-    RESULTS/NAME becomes the folder of a campaign with one case of the study train, which `lockstep
-    report` reads. It holds the case's record, the parameters of the last epoch (checkpoint.pt) and
-    of the best (best.pt), and steps.jsonl, a line per update. For many runs, with repeats and on a
-    cluster, measure a campaign: lockstep run rates.
+    The run is stored in the folder RESULTS/NAME, which `lockstep report` reads as a campaign with
+    one case. The folder holds the case's record, the parameters of the last epoch (checkpoint.pt)
+    and of the best epoch (best.pt), and steps.jsonl with one line per update. To make many runs,
+    with repeats or on a cluster, measure a campaign instead: lockstep run rates.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise ValueError(
@@ -385,10 +385,13 @@ def compare(
             shares = [abs(a - b) / baseline[0] for a, b in zip(losses, baseline, strict=True)]
             # The maximum alone is not enough: a NaN may compare as smaller.
             is_near = all(share <= CURVE_TOLERANCE for share in shares)
-            text = f"losses of the same step differ by up to {max(shares):.1e} of the first loss; "
-            text += f"at most {CURVE_TOLERANCE:g} is allowed"
+            text = (
+                f"losses of the same step differ by up to {max(shares):.1e} of the first loss; "
+                f"at most {CURVE_TOLERANCE:g} is allowed"
+            )
         checks.append(Check("curve", world_size, is_near, text))
-        text = f"{'equal' if is_equal else 'not equal'} on {world_size} rank(s)"
+        equal = "equal" if is_equal else "not equal"
+        text = f"the parameters are {equal} on {world_size} rank(s)"
         checks.append(Check("parameters", world_size, is_equal, text))
     return checks
 
@@ -411,10 +414,10 @@ Examples:
 def verify(world_sizes: str, workload: str | None, device: str | None, as_json: bool) -> None:
     """Check that training computes the same at every world size, on real handwritten digits.
 
-    It trains the same model with the same global batches at each size; every size must reach the
-    accuracy, follow the loss curve of the smallest, and leave equal parameters on all ranks. A
-    model of your own has no accuracy to reach. A model with batch normalisation always differs,
-    since each rank normalises over its own samples.
+    The same model is trained with the same global batches at each size. Every size must reach the
+    required accuracy, follow the loss curve of the smallest size, and end with equal parameters on
+    all ranks. For a model of your own, no accuracy is required. A model with batch normalisation
+    always differs between sizes, because each rank normalises over its own samples.
     """
     sizes, options = parse_sizes(world_sizes), VERIFY
     if workload:
@@ -506,7 +509,7 @@ Examples:
 )
 @to
 def list_(root: Path) -> None:
-    """List the data sets, and which are already fetched."""
+    """List the data sets, and show which of them are already fetched."""
     for name, text in SHIPPED.items():
         click.echo(f"{name:<14} {text}")
     for name, text in KNOWN.items():
@@ -525,10 +528,10 @@ Examples:
 )
 @to
 def make(root: Path) -> None:
-    """Make 100 images in the files of CIFAR-10, always the same, without a download.
+    """Make 100 images in CIFAR-10's file format, without a download; they are always the same.
 
-    They are patterns under noise, in ten classes: 80 to train on and 20 to validate. They show that
-    data, loader and training work; an accuracy on them means nothing.
+    The images are noisy patterns in ten classes: 80 images to train on and 20 to validate. Use them
+    to test that data, loader and training work; the accuracy on these images means nothing.
     """
     click.echo(f"made {sample.write(root)}: {sample.NUM_IMAGES} images, SHA-256 {sample.SHA256}")
 
@@ -543,10 +546,11 @@ Examples:
 @click.argument("name", type=click.Choice(list(SOURCES)))
 @to
 def fetch(name: str, root: Path) -> None:
-    """Fetch a data set, or its missing files, and check it.
+    """Download a data set, or its missing files, and check its checksums.
 
-    An interrupted download continues. This needs no torch: a login node can fetch data for nodes
-    without internet, which find it by --data-root or in the folder data of a campaign.
+    An interrupted download continues. The command needs no torch, so a login node can download data
+    for nodes without internet. Give the nodes the folder as --data-root, or make it the folder
+    `data` of the campaign.
     """
     fetched = download.fetch(SOURCES[name], root)
     for archive in fetched:

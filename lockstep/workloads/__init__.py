@@ -70,7 +70,8 @@ class Workload:
     def __post_init__(self) -> None:
         if self.loss is None and self.step is None:
             raise ValueError(
-                f"workload {self.name} has neither a loss nor a step; give it one of them"
+                f"workload {self.name} has neither a loss nor a step; give Workload(...) one "
+                "of them"
             )
 
 
@@ -114,11 +115,12 @@ def builder_of(spec: str) -> Builder:
     return _find_builder(parse(spec)[0])
 
 
-def _refusal(spec: str, what: str) -> ValueError:
+def _refusal(spec: str, problem: str) -> ValueError:
     """Return the error for a user's own code that does not make a workload."""
     return ValueError(
-        f"workload {spec!r} {what}; name a function that returns a "
-        "lockstep.workloads.Workload, with a default for each parameter not given as key=value"
+        f"workload {spec!r} {problem}; name a function that returns a "
+        "lockstep.workloads.Workload; each parameter that is not given as key=value needs a "
+        "default"
     )
 
 
@@ -197,4 +199,6 @@ def _check_options(spec: str, builder: Builder, options: dict[str, int | str]) -
             raise ValueError(f"workload {spec!r}: {key}={value} is not a whole number of 0 or more")
         is_ours = str(getattr(builder, "__module__", "")).startswith(__name__)
         if is_ours and isinstance(value, int) and value > MAX_COUNT:
-            raise ValueError(f"workload {spec!r}: {key}={value} is more than {MAX_COUNT}")
+            raise ValueError(
+                f"workload {spec!r}: {key}={value} is more than the maximum of {MAX_COUNT}"
+            )

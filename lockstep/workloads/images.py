@@ -32,8 +32,8 @@ def image_workload(
     """
     if image < 1 or num_classes < 1:
         raise ValueError(
-            f"workload {name} needs image and classes of 1 or more, but got {image} and "
-            f"{num_classes}"
+            f"workload {name} needs image and num_classes of 1 or more, but got image={image} and "
+            f"num_classes={num_classes}"
         )
 
     def make_batch(

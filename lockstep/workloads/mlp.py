@@ -21,7 +21,7 @@ def mlp(width: int = 1024, depth: int = 4) -> Workload:
     if width < 1 or not 1 <= depth <= MAX_DEPTH:
         raise ValueError(
             f"workload mlp needs a width of 1 or more and a depth from 1 to {MAX_DEPTH}, but got "
-            f"{width} and {depth}"
+            f"width={width} and depth={depth}"
         )
 
     def build() -> nn.Module:

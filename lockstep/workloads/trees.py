@@ -60,8 +60,9 @@ def num_items(tree: Any) -> int:
     sizes = sorted({len(leaf) for leaf in leaves(tree)})
     if len(sizes) != 1:
         raise ValueError(
-            f"the tensors of a batch must have equal first dimensions, but have {sizes or 'none'}; "
-            "give each tensor as many items as make_batch is asked for"
+            "the tensors of a batch must have equal first dimensions, but the first dimensions "
+            f"are {sizes or 'none'}; give each tensor as many items as the first argument of "
+            "make_batch says"
         )
     return sizes[0]
 

@@ -58,7 +58,7 @@ def test_a_launch_never_leads_out_of_its_folder(name, tmp_path):
 
 def test_the_id_of_a_job_is_a_number(tmp_path):
     send(tmp_path, "ladder", "17,--all")
-    with pytest.raises(ValueError, match="a line has an invalid"):
+    with pytest.raises(ValueError, match="a line has the invalid value"):
         Results(tmp_path).jobs()
 
 

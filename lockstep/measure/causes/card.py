@@ -21,36 +21,41 @@ KINDS: dict[Kind, str] = {
 }  # fmt: skip
 # Change -> its name, and the cause that it reduces; it is modelled only if that cause is shown.
 CHANGES: dict[Change, tuple[str, LostCause]] = {
-    "even ranks": ("no rank slower than the others", "imbalance"),
-    "link twice as fast": ("links twice as fast", "exposed"),
-    "perfect overlap": ("communication wholly hidden", "exposed"),
-    "captured step": ("no fixed cost (at best, as with CUDA graphs)", "fixed"),
-    "input in time": ("every batch ready in time", "input"),
+    "even ranks": ("if no rank were slower than the others", "imbalance"),
+    "link twice as fast": ("if the links were twice as fast", "exposed"),
+    "perfect overlap": ("if all communication were hidden", "exposed"),
+    "captured step": ("if the step had no fixed cost (best case of a CUDA graph)", "fixed"),
+    "input in time": ("if every batch were ready in time", "input"),
 }
 # A campaign in another folder, since that of the current campaign refuses other factors.
 MORE = "lockstep run --name tuning"
 NEXT: dict[Kind, str] = {
-    "communication": f"{MORE} --studies bucket,accumulation  (or a larger batch per rank)",
-    "imbalance": "lockstep screen  (names a slow node or device; then sbatch --exclude=NODE)",
+    "communication": "lockstep run --name tuning --studies bucket,accumulation  (or try a larger "
+    "batch per rank)",
+    "imbalance": "lockstep screen  (it names a slow node or device, which sbatch --exclude=NODE "
+    "leaves out)",
     "input": "lockstep diagnose loader  (shows how fast the loader is with each number of workers)",
     "launch": "try a larger batch per rank (--local-batch N), torch.compile or a CUDA graph",
     "contention": "use a quiet machine, give each rank its own cores, or use fewer ranks or "
     "threads per node",
-    "compute": f"{MORE} --studies precision  (a lower precision is faster)",
-    "own": "the fixed cost counts as compute here; to see it apart, use a batch that can be "
-    "halved, or profile one rank",
+    "compute": "lockstep run --name tuning --studies precision  (shows which precision is fastest)",
+    "own": "the fixed cost of a step counts as compute here; to see the fixed cost itself, use a "
+    "batch that can be halved, or profile one rank",
     "open": "measure more launches: run the same command with a larger --repeats",
 }
-LATE_NEXT = "that rank's node, its file system and cores, and its share of the data"
+LATE_NEXT = "the late rank's node, file system and cores, and its share of the data"
 # Bottleneck -> advice about a user's own step.
 NEXT_OWN: dict[Kind, str] = {
-    "communication": "try a larger batch per rank, no_sync over steps, or another bucket_cap_mb",
+    "communication": "try a larger batch per rank, no_sync() over steps, or another bucket_cap_mb",
     "imbalance": "give all ranks equal work; lockstep screen names a slow node or device",
     "input": "use more workers (num_workers=N, persistent_workers=True) or cheaper decoding",
     "launch": "try a larger batch per rank, torch.compile, or fused=True for the optimizer",
     "contention": "use a quiet machine or fewer ranks, because other programs or ranks use the "
     "same cores",
-    "compute": "try autocast in bf16 or torch.compile; the step scales well to more ranks",
+    "compute": (
+        "the step scales well to more ranks; to compute faster, try autocast in bf16 or "
+        "torch.compile"
+    ),
     "own": "profile one rank, because the fixed cost of its step was not measured",
     "open": "measure more rounds (--rounds), or more launches (--repeats)",
 }
@@ -102,27 +107,30 @@ def headline(bound: Bound) -> str:
     """Return the bottleneck of a step in a sentence; the table has the shares, with intervals."""
     step, named = f"a step takes {_ms(bound.step_s)} ms", bound.named
     if bound.round_s:
-        step += f" on average ({_ms(bound.round_s)} ms in the median round)"
+        step = f"{step} on average ({_ms(bound.round_s)} ms in the median round)"
     if bound.is_unlike:
         is_longer = bound.beyond_rounds > 0
-        why, less = ("was busy", "longer") if is_longer else ("changed", "less")
+        change, longer = ("was busy", "longer") if is_longer else ("changed", "less")
         return (
-            f"The machine {why}: {step} in the rounds, and {percent(abs(bound.beyond_rounds))} % "
-            f"{less} in the turns that show causes. Measure again on a quiet machine."
+            f"The machine {change}: {step} in the rounds, and {percent(abs(bound.beyond_rounds))} "
+            f"% {longer} in the turns that measure causes. Measure again on a quiet machine."
         )
     if bound.kind == "open":
         least = percent(NOTABLE)
-        return f"Not enough evidence: {step}; no cause is proven to take {least} % of it."
+        return (
+            f"Not enough evidence: {step}, and no cause is shown to take {least} % of the step or "
+            "more."
+        )
     if bound.lost_s < LITTLE * bound.step_s or not named:
-        return f"Little is lost: {step}, and a rank's own work is nearly all of it."
+        return f"Little time is lost: {step}, and a rank's own work takes nearly all of this time."
     name = KINDS[bound.kind]
     bound_by = "Bound by a fixed cost" if bound.kind == "launch" else f"{name.capitalize()}-bound"
     start = bound_by if named[0].seconds >= BOUND * bound.step_s else f"Most time is lost to {name}"
     text = f"{step}; reduce {NAMES[named[0].cause]} first"
     if larger := bound.larger_unshown:
         return (
-            f"Time is lost to {name}: {text}. Perhaps more is lost to {NAMES[larger.cause]}, but "
-            "this is not shown."
+            f"Time is lost to {name}: {text}. Perhaps more time is lost to {NAMES[larger.cause]}, "
+            "but this is not shown."
         )
     return f"{start}: {text}."
 
@@ -134,15 +142,15 @@ def _unsteady(bound: Bound) -> list[str]:
         share, event_ms = percent(rare.seconds / bound.step_s), _ms(rare.seconds * rare.every)
         text = (
             f"in one of {number(rare.every)} steps, all ranks work {event_ms} ms longer; this "
-            f"extra time is {share} % of the mean step, and no rank waits for it"
+            f"extra time is {share} % of the mean step and makes no rank wait"
         )
         lines.append(_row("in some", text))
     if drift := bound.drift:
-        step = "a rank's own step, without waits," if drift.is_own else "the step"
+        step = "a rank's own step (without waits)" if drift.is_own else "the step"
         text = (
             f"{step} changed from {_ms(drift.from_s)} to {_ms(drift.to_s)} ms after "
-            f"{percent(drift.share)} % of the turns; causes are computed from the turns "
-            f"{drift.judged} the change"
+            f"{percent(drift.share)} % of the turns; only the turns {drift.judged} the change "
+            "were used to compute the causes"
         )
         lines.append(_row("drift", text))
     return lines
@@ -201,8 +209,8 @@ def _buckets(bound: Bound) -> list[str]:
         return []
     behind = [number for number, seconds in enumerate(exposed, 1) if seconds > 0]
     which = listed(behind, 4)
-    text = f"the backward pass does not hide {counted(len(behind), 'bucket')} of {len(exposed)}"
-    return [_row("buckets", f"{text} (number {which}; modelled)")]
+    buckets = f"{counted(len(behind), 'bucket')} of {len(exposed)} (number {which}; modelled)"
+    return [_row("buckets", f"the backward pass does not hide the all-reduce of {buckets}")]
 
 
 def _gains(bound: Bound) -> list[str]:
@@ -234,24 +242,26 @@ def _trust(bound: Bound) -> str:
     turns = counted(bound.num_turns, "turn")
     is_single = bound.num_launches == 1
     launches = "one launch" if is_single else counted(bound.num_launches, "launch")
-    texts = [f"each variant was timed in {turns} over {launches}"]
+    texts = [f"each variant of the step was timed in {turns} over {launches}"]
     if is_single and not _has_interval(bound):
-        texts.append("the turns are too few for intervals")
+        texts.append("there are too few turns for intervals")
     if abs(bound.beyond_rounds) >= NOTABLE and not bound.is_unlike:
-        than = "longer" if bound.beyond_rounds > 0 else "shorter"
+        longer = "longer" if bound.beyond_rounds > 0 else "shorter"
         texts.append(
-            f"steps took {percent(abs(bound.beyond_rounds))} % {than} in the turns than "
+            f"steps took {percent(abs(bound.beyond_rounds))} % {longer} in the turns than "
             "in the rounds"
         )
     if bound.queued >= NOTABLE:
         waited_s = bound.queued * bound.step_s
-        waited = f"ranks waited {_ms(waited_s)} ms per step for busy cores"
-        consequence = "no cause" if bound.is_unlike else f"no other cause below {percent(LITTLE)} %"
-        texts.append(f"{waited}, so {consequence} is named")
+        cause = "no cause" if bound.is_unlike else f"no other cause below {percent(LITTLE)} %"
+        texts.append(
+            f"ranks waited {_ms(waited_s)} ms per step for busy cores, so {cause} is named"
+        )
     if bound.excess >= NOTABLE:
         more = percent(bound.excess)
         texts.append(
-            f"the parts took {more} % more time than the step, so they are scaled down to the step"
+            f"the parts took {more} % more time than the step, so the parts are scaled down "
+            "to add up to the step"
         )
     return "; ".join(texts)
 

@@ -78,7 +78,8 @@ class ImageDataset(Dataset[tuple[torch.Tensor, int]]):
         if not grey_to_colour and np.prod(image) != np.prod(self.shape):
             raise ValueError(
                 f"images of shape {image} do not fit a model that takes {self.shape}; choose a "
-                f"workload that takes {image}, or any shape of {np.prod(image)} elements"
+                f"workload that takes images of shape {image}, or of any shape with "
+                f"{np.prod(image)} elements"
             )
 
     def __len__(self) -> int:
@@ -132,10 +133,10 @@ def write_memmap(folder: Path, num_images: int, shape: tuple[int, int, int] = (3
                     images[part], labels[part] = generate_images(part.stop - start, shape, start)
                 images.flush()
                 np.save(stage / "labels.npy", labels)
-    written = np.load(folder / "images.npy", mmap_mode="r").shape
-    if written != (num_images, *shape):
+    written, wanted = np.load(folder / "images.npy", mmap_mode="r").shape, (num_images, *shape)
+    if written != wanted:
         raise ValueError(
-            f"{folder} holds images of shape {written}, not {(num_images, *shape)}; remove this "
+            f"{folder} holds images of shape {written}, not {wanted}; remove this "
             "folder, or choose another --data-root"
         )
     return folder

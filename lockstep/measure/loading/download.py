@@ -95,8 +95,8 @@ def _check(archive: Archive, path: Path) -> None:
         digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if digest != archive.md5:
         raise RuntimeError(
-            f"{Path(archive.path).name} has the MD5 checksum {digest} instead of {archive.md5}, so "
-            "the file is incomplete or was altered; remove it and download it again"
+            f"{Path(archive.path).name} has the MD5 checksum {digest} instead of {archive.md5}, "
+            "so the file is incomplete or was altered; remove the file and download it again"
         )
 
 
@@ -147,8 +147,8 @@ def lock_folder(root: Path) -> Iterator[None]:
             lock = stack.enter_context((root / LOCK_NAME).open("a", encoding="utf-8"))
         except OSError as error:
             raise RuntimeError(
-                f"{root} cannot be written ({error.strerror}); choose another --data-root, or put "
-                "the data there beforehand"
+                f"the folder {root} cannot be written ({error.strerror}); choose another "
+                "--data-root, or put the data set into this folder beforehand"
             ) from error
         try:
             locks.take(lock, math.inf)

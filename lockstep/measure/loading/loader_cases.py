@@ -93,8 +93,8 @@ def _problem(folder: Path) -> str:
     """Return why no read below a folder can be cold; empty if it can."""
     kind = network.file_system(folder)
     text = (
-        f"{folder} is on {kind}, which lies in memory, so no read can be cold; set --data-root "
-        "to a folder on a disk"
+        f"{folder} is on the file system {kind}, which keeps its files in memory, so cold reads "
+        "cannot be measured; set --data-root to a folder on a disk"
     )
     return text if kind in IN_MEMORY else ""
 
@@ -248,8 +248,8 @@ def _check(
     distributed.all_reduce(times)
     if int(times.max()) > 1:
         raise RuntimeError(
-            f"sample {int(times.argmax())} came {int(times.max())} times in one epoch instead of "
-            "once; the ranks do not divide the data set correctly, so do not use this result"
+            f"sample {times.argmax()} came {times.max()} times in one epoch instead of once; the "
+            "ranks do not divide the data set correctly, so do not use this result"
         )
     return {"each_sample_once": True}
 

@@ -86,6 +86,6 @@ def find_unsupported(device: torch.device, chosen: str) -> dict[str, str]:
         if precision != chosen and is_emulated(precision, device):
             reasons[precision] = (
                 f"this CPU computes {precision} in software, which is slow; give --precision "
-                f"{precision} to measure it"
+                f"{precision} to measure it anyway"
             )
     return {precision: reason for precision, reason in reasons.items() if reason}

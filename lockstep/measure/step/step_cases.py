@@ -264,8 +264,8 @@ class WorkloadMeasurement(Measurement):
         checksum = ranks[0]["parameters"]
         if other := [rank for rank, own in enumerate(ranks) if own["parameters"] != checksum]:
             raise RuntimeError(
-                f"{named(other)} has other parameters than rank 0 on {harness.rank_hosts[0]} after "
-                "the same updates"
+                f"{named(other)} has other parameters than rank 0 on {harness.rank_hosts[0]}, "
+                "although all ranks made the same updates"
             )
         checks = {"loss_first": first, "loss_last": last}
         if checksum is not None:
@@ -371,16 +371,17 @@ def add_advice(local_batch: int, config: StepConfig, *, is_strong: bool) -> Iter
         kind = ValueError if isinstance(error, ValueError) else RuntimeError
         batch = "global" if is_strong else "local"
         can_halve = not isinstance(error, memory.ExhaustedError)
-        halving = "--on-oom halve, which flags the result, or " if can_halve else ""
+        halving = "--on-oom halve or " if can_halve else ""
         recipes = [
             f"a smaller batch ({halving}--{batch}-batch)",
             f"more micro-batches (--set accumulation={2 * config.accumulation})",
         ]
         if not config.activation_checkpointing:
             recipes.append("fewer activations (--set activation_checkpointing=true)")
+        num_samples, remedies = local_batch // config.accumulation, ", or ".join(recipes)
         raise kind(
-            f"{_first_line(error)}; {local_batch // config.accumulation} samples at once need more "
-            f"memory than there is; try {', or '.join(recipes)}"
+            f"{_first_line(error)}; {num_samples} samples at once need more memory than there is; "
+            f"try {remedies}"
         ) from error
 
 

@@ -132,7 +132,7 @@ class TrainStep:
         if pieces > 1 and (length := trees.num_items(inputs)) % pieces:
             raise ValueError(
                 f"a local batch of {length} does not split into {pieces} equal micro-batches; "
-                "choose an accumulation that divides it"
+                f"choose an accumulation that divides {length}"
             )
         self.optimizer.zero_grad(set_to_none=True)
         if pieces == 1:
@@ -251,7 +251,7 @@ def is_sharded(config: "StepConfig") -> bool:
 def find_unsuited(config: "StepConfig", own: Workload | None) -> str:
     """Return which settings do not go together, as a sentence; empty if all do."""
     if config.precision == "fp16" and config.fused is False:
-        return "fp16 needs fused=true, because other optimizers wait for the host"
+        return "fp16 needs fused=true, because optimizers that are not fused wait for the host"
     settings = {
         "bucket_cap_mb": config.bucket_cap_mb is not None,
         "a workload with ddp=": bool(own and own.ddp),
@@ -263,7 +263,7 @@ def find_unsuited(config: "StepConfig", own: Workload | None) -> str:
     lacking = [name for name, is_set in settings.items() if is_set]
     if not (lacking and is_sharded(config)):
         return ""
-    return f"strategy=fsdp cannot be used with {' and '.join(lacking)}; use strategy=ddp for that"
+    return f"strategy=fsdp cannot be used with {' and '.join(lacking)}; use strategy=ddp instead"
 
 
 def blocks(model: nn.Module, own: Workload | None = None) -> list[nn.Module]:

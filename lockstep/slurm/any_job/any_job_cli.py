@@ -41,7 +41,9 @@ def _print_lines(lines: Iterable[str]) -> None:
               help="Also show jobs that ended within the last HOURS.")  # fmt: skip
 @as_json_option
 def jobs(user: str | None, ended: float | None, *, as_json: bool) -> None:
-    """Show all your jobs, whatever started them: why each waits, and how long each may still run.
+    """Show all your jobs, also jobs that Lockstep did not submit.
+
+    The list says why each pending job waits, and how long each running job may still run.
 
     \b
     Examples:
@@ -72,7 +74,7 @@ def jobs(user: str | None, ended: float | None, *, as_json: bool) -> None:
 @click.command()
 @as_json_option
 def nodes(*, as_json: bool) -> None:
-    """Show each node's state, used CPUs, memory and GPUs, its jobs, and why it is drained.
+    """Show each node's state, used CPUs, memory and GPUs, its jobs, and why a node is drained.
 
     \b
     Examples:
@@ -85,14 +87,14 @@ def nodes(*, as_json: bool) -> None:
         return
     _print_lines(line for node in shown for line in node_use.node_lines(node))
     if not shown:
-        click.echo("Slurm shows you no nodes; lockstep doctor shows the partitions.")
+        click.echo("Slurm shows you no nodes; run lockstep doctor to see the partitions.")
 
 
 @click.command()
 @click.argument("job")
 @as_json_option
 def why(job: str, *, as_json: bool) -> None:
-    """Show why JOB waits and when it may start, what state it is in, or how it ended.
+    """Show why JOB waits and when it may start. If JOB has begun, show its state or how it ended.
 
     \b
     Examples:
@@ -141,7 +143,10 @@ def eff(job_ids: tuple[str, ...], *, as_json: bool) -> None:
 @click.option("--every", type=click.FloatRange(min=2, max=3600), metavar="SECONDS",
               help="Repeat every SECONDS until the job has ended.")  # fmt: skip
 @click.option("--csv", "table", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Also append a row per GPU to this CSV file: use, memory, power, temperature."
+              help=(
+                  "Also append a row per GPU to this CSV file, with its use, memory, power and "
+                  "temperature."
+              )
               )  # fmt: skip
 @as_json_option
 def top(job: str, every: float | None, table: Path | None, *, as_json: bool) -> None:
@@ -158,7 +163,7 @@ def top(job: str, every: float | None, table: Path | None, *, as_json: bool) -> 
     queued = held.find_job(held.check_id(job))
     running = [each for each in queued if each.state.name == "RUNNING"]
     if not running:
-        state = held.job_line(queued[0]) if queued else "squeue does not list it"
+        state = held.job_line(queued[0]) if queued else "squeue does not list the job"
         raise ValueError(
             f"job {job} is not running: {state}; lockstep slurm why {job} shows the reason"
         )
@@ -189,8 +194,13 @@ def top(job: str, every: float | None, table: Path | None, *, as_json: bool) -> 
 @site_option("site", "Site file, or a built-in site: example, lumi-g ...")
 @click.option("--partition", help="Use another partition of the site.")
 @click.option("--world-size", type=click.IntRange(min=1),
-              help="World size of the point; the smallest by default.")  # fmt: skip
-@click.option("--time", "limit", metavar="HH:MM:SS", help="Time limit; an hour by default.")
+              help=(
+                  "World size that decides the number of nodes; by default the smallest of "
+                  "CAMPAIGN."
+              ))  # fmt: skip
+@click.option(
+    "--time", "limit", metavar="HH:MM:SS", help="Time limit of the shell; one hour by default."
+)
 @dry_run_option
 def shell(
     campaign: str,
@@ -201,7 +211,7 @@ def shell(
     *,
     dry_run: bool,
 ) -> None:
-    """Open a shell in the site's image, on as many nodes as a point of CAMPAIGN takes.
+    """Open a shell in the site's image, on as many nodes as CAMPAIGN needs for one world size.
 
     \b
     Examples:

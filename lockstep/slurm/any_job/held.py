@@ -23,18 +23,18 @@ FACTORS = {"A": "age", "F": "fairshare", "J": "size of the job", "P": "partition
            "N": "nice"}  # fmt: skip
 # kind of dependency -> condition in words
 WAITS = {
-    "after": "job {} has begun",
-    "afterany": "job {} has ended",
-    "afterok": "job {} has succeeded",
-    "afternotok": "job {} has failed",
-    "aftercorr": "the same element of job {} has succeeded",
-    "afterburstbuffer": "job {} has ended and its burst-buffer data have been copied out",
+    "after": "job {job} has begun",
+    "afterany": "job {job} has ended",
+    "afterok": "job {job} has succeeded",
+    "afternotok": "job {job} has failed",
+    "aftercorr": "the same element of job {job} has succeeded",
+    "afterburstbuffer": "job {job} has ended, and its burst-buffer data have been copied",
     "singleton": "your earlier jobs of the same name have ended",
 }
 # CODE:SIGNAL as sacct writes it -> the usual cause
 ENDS = {
     "0:53": "the node could not open the output file, perhaps because its folder does not exist",
-    "0:125": "the processes needed more memory than they were given",
+    "0:125": "the processes needed more memory than Slurm gave them",
     "126:0": "a command exists, but is not executable",
     "127:0": "a command was not found, because a module, an environment or a path is missing",
 }
@@ -219,9 +219,10 @@ def wait_lines(job: Queued, why: Mapping[str, Any]) -> Iterator[str]:
     yield f"{job.job_id} {job.name} of {job.user}, partition {job.partition}"
     yield f"  {job.state.meaning.replace('{id}', job.job_id)}"
     for how, other in job.waits_for:
-        yield f"  the job starts once {WAITS.get(how, how + ' {}').format(other)}"
+        condition = WAITS.get(how, how + " {job}").format(job=other)
+        yield f"  the job starts once {condition}"
     if why["num_ahead"] is not None:
-        yield f"  jobs ahead of this job in the partition: {why['num_ahead']}"
+        yield f"  number of jobs ahead of this job in the partition: {why['num_ahead']}"
     if job.starts is not None:
         yield f"  expected start: {moment(job.starts)}, or earlier if other jobs end early"
     elif why["num_ahead"] is not None:
@@ -240,9 +241,10 @@ def end_lines(job_id: str, account: Mapping[str, Any]) -> list[str]:
     lines = [f"{job_id} {account['name']} of {account['user']}: {state.name}, {meaning}"]
     if account["elapsed_s"] is not None:
         limit = "" if account["limit_s"] is None else f" of {in_words(account['limit_s'])}"
+        elapsed, nodes = in_words(account["elapsed_s"]), account["nodes"] or "no node"
         has_begun = account["elapsed_s"] or account["nodes"]
-        ran = f"ran {in_words(account['elapsed_s'])}{limit} on {account['nodes'] or 'no node'}"
-        lines.append(f"  the job {ran if has_begun else 'did not run'}")
+        ran = f"  the job ran {elapsed}{limit} on {nodes}"
+        lines.append(ran if has_begun else "  the job did not run")
     code = account["exit_code"]
     if code not in (None, "0:0") and not accounting.slurm_ended(state.name, code):
         cause = _explain_exit(code)
@@ -258,7 +260,7 @@ def _step_lines(account: Mapping[str, Any]) -> Iterator[str]:
     bad = account["bad_steps"]
     for step in bad[:MAX_STEPS]:
         code = "0:125" if step["state"] == "OUT_OF_MEMORY" else step["exit_code"]
-        how = _explain_exit(code) or f"the state is {step['state']}, and the exit code {code}"
+        how = _explain_exit(code) or f"the step ended as {step['state']} with exit code {code}"
         name = "script" if step["step"] == "batch" else f"step {step['step']}"
         yield f"  {name}: {how}"
     if len(bad) > MAX_STEPS:
@@ -288,8 +290,8 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
         ("time", elapsed, in_words(account["limit_s"])),
     ):
         share = account[f"{what}_efficiency"]
-        part = DASH if share is None else f"{share:.0%}"
-        yield f"  {'CPUs' if what == 'cpu' else what:7} {part:>5}   {used} of {total}"
+        part, label = DASH if share is None else f"{share:.0%}", "CPUs" if what == "cpu" else what
+        yield f"  {label:7} {part:>5}   {used} of {total}"
     if account["gpu_hours"]:
         use, busy = account["gpu_use"], "Slurm does not report how busy the GPUs were"
         if use is not None:
@@ -305,9 +307,12 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
         request = f"--time={clock(amount)}" if "time" in kind else f"--mem={_mebibytes(amount)}"
         request += " a node" * ("memory" in kind)
         if kind == "cpus_idle":
-            yield f"  Next time: {counted(amount, 'CPU')} would be enough"
+            yield f"  Next time: request {counted(amount, 'CPU')}, which would be enough"
         elif kind.endswith("ample"):
-            yield f"  Next time: {request} would be enough, and the job may start earlier"
+            yield (
+                f"  Next time: request {request}, which would be enough; the job may then start "
+                "earlier"
+            )
         else:
             yield f"  Next time: request {request} or more, because this job was near its limit"
 

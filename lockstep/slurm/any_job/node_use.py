@@ -248,8 +248,8 @@ def look_lines(
     for step in steps:
         yield (
             f"step {step['step_id']}: {step['num_tasks'] or DASH} tasks used "
-            f"{in_words(step['cpu_s'])} of CPU time; the largest task has "
-            f"{size_of(step['rss_bytes'])} of memory on {step['node'] or DASH}"
+            f"{in_words(step['cpu_s'])} of CPU time; the largest task uses "
+            f"{size_of(step['rss_bytes'])} of memory on node {step['node'] or DASH}"
         )
 
 

@@ -62,7 +62,7 @@ def _ask(results: Results, say: Say) -> list[Standing]:
     if path.exists():  # sacct's answer, saved by the collecting job, whose image has no sacct
         saved = accounting.read(files.text(path))
         if not saved:
-            say(f"{path} has no jobs and is ignored")
+            say(f"{path} lists no jobs, so this file is ignored")
     otherwise = "only jobs/sacct.txt is used" if saved else "accounting is unchanged"
     board = Board(results)
     for wait_s in (*WAITS_S, None):

@@ -168,7 +168,8 @@ class Results(Folder):
             is_whole = False
         if not is_whole:
             raise ValueError(
-                f"{self.scripts_file} is damaged; delete it, and lockstep submit writes a new one"
+                f"{self.scripts_file} is damaged; delete this file, and lockstep submit "
+                "writes a new one"
             )
         return scripts
 
@@ -238,7 +239,10 @@ class Results(Folder):
             try:
                 locks.take(lock, math.inf)
             except locks.NoLocksError:
-                say(f"{self.path}: its file system has no locks; run only one collect at a time")
+                say(
+                    f"the file system of {self.path} has no locks; run only one lockstep status "
+                    "--collect at a time"
+                )
             yield
 
 
@@ -255,7 +259,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 def _check(entry: dict[str, Any], path: Path) -> None:
     """Raise ValueError for a line that is no record of a submission or of its outcome."""
     if "uuid" not in entry:
-        raise ValueError(f"{path}: a line has no uuid, so this is not a record of submissions")
+        raise ValueError(f"{path} is not a record of submissions, because a line has no uuid")
     cancelled = entry.get("cancelled", [])
     are_right = {
         name: isinstance(entry[name], str) and form.fullmatch(entry[name]) is not None
@@ -268,7 +272,7 @@ def _check(entry: dict[str, Any], path: Path) -> None:
     )
     for name in (name for name, is_right in are_right.items() if not is_right):
         text = str(entry[name])[:80]
-        raise ValueError(f"{path}: a line has an invalid {name}, {text!r}")
+        raise ValueError(f"{path}: a line has the invalid value {text!r} for the key {name}")
 
 
 def find_table(entry: Any, *keys: str) -> dict[str, Any]:

@@ -62,7 +62,7 @@ BEAT_S = 15.0
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True,
               help="Port to listen on; 0 takes a free one.")  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True,
-              help="Address to listen on; everyone who reaches it can read the page.")  # fmt: skip
+              help="Address to listen on; all who can reach it can read the page.")  # fmt: skip
 @click.option("--key-file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="File of the key that signs events, created if missing.  "
               f"[default: {KEY_FILE} in FOLDER]",
@@ -129,7 +129,10 @@ def epilog(url: str, key_path: Path, installed: Path) -> str:
     key, own = (shlex.quote(str(path.absolute())) for path in (key_path, installed))
     url_line, key_line = f"url={shlex.quote(url)}", f"key_file={own}"
     if url.startswith(("http://127.", "http://localhost")):
-        url_line = f"# Only this machine reaches this address; give --host for others.\n{url_line}"
+        url_line = (
+            "# Only this machine reaches this address; give --host to let other machines reach "
+            f"it.\n{url_line}"
+        )
     if own != key:
         install = f"install -o slurm -m 600 {key} {own}"
         key_line = f"# As root, for SlurmUser=slurm: {install}\n{key_line}"
@@ -154,12 +157,13 @@ def read_key(path: Path) -> bytes:
     key = files.content(path).strip()
     if len(key) < LEAST_KEY_BYTES:
         raise ValueError(
-            f"{path}: the key has fewer than {LEAST_KEY_BYTES} characters; delete the file, and a "
-            "new key is made"
+            f"{path}: the key has fewer than {LEAST_KEY_BYTES} characters; delete the file, and "
+            "lockstep slurm serve makes a new key"
         )
     if path.stat().st_mode & 0o077:
         raise ValueError(
-            f"{path}: other users may read this key; delete the file, and a new key is made"
+            f"{path}: other users may read this key; delete the file, and lockstep slurm serve "
+            "makes a new key"
         )
     return key
 
@@ -188,7 +192,7 @@ class Inbox:
         with self.lock:  # so that one event is judged and written at a time
             if not timestamp or not signature:
                 headers = f"{TIMESTAMP_HEADER} and {SIGNATURE_HEADER}"
-                return 401, f"the message is not signed; send {headers}"
+                return 401, f"the message is not signed; send the headers {headers}"
             # compare_digest accepts only ASCII.
             is_ours = (
                 re.fullmatch("[0-9]{1,12}", timestamp)
@@ -196,7 +200,7 @@ class Inbox:
                 and hmac.compare_digest(sign(self.key, timestamp, body), signature)
             )
             if not is_ours:
-                return 401, "the signature was not made with this key"
+                return 401, "the signature was not made with this server's key"
             now = self.clock()
             if abs(now - int(timestamp)) > WINDOW_S:
                 return 401, "the timestamp is more than five minutes off this machine's clock"
@@ -318,7 +322,7 @@ class Handler(BaseHTTPRequestHandler):
             case status_page.CHANGES_PATH:
                 self._send_changes(page)
             case _:
-                self._answer(404, "only /, /status.json and /changes exist")
+                self._answer(404, "this server has only the addresses /, /status.json and /changes")
 
     def _send_changes(self, page: StatusPage) -> None:
         if not self.server.watchers.acquire(blocking=False):

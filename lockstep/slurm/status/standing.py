@@ -288,7 +288,9 @@ def _infer_state(job: Job, answers: _Answers, last_sign: float | None, now: floa
         # A job script writes a record if it can, so a job without a record has not succeeded.
         if event.exit_code == 0 and event.status == "COMPLETED":
             if now - event.at > GRACE_S:
-                return State("LOST", "the job has ended without a record, even in sacct")
+                return State(
+                    "LOST", "the job has ended, but not even sacct has a record of its end"
+                )
             return State("unknown", "the job has ended, but its record is not visible yet")
         return State(event.status if event.status != "COMPLETED" else "FAILED")
     if not answers.all_answer:  # sacct's last answer is the best there is
@@ -387,7 +389,9 @@ def find_cause(standing: Standing, results: Results) -> Cause:
             more = "the job needs more memory, or a smaller batch in the campaign file"
             return Cause("memory", f"{_memory(account)}; {more}", "mem")
         case "TIMEOUT" | "DEADLINE":
-            more = "raise time in the site file, or in [jobs] of the campaign file, for fewer jobs"
+            more = (
+                "to need fewer jobs, raise time in the site file or in [jobs] of the campaign file"
+            )
             return Cause("time", more)
         case "NODE_FAIL" | "BOOT_FAIL":
             if silent := (standing.record or {}).get("lost"):
@@ -397,7 +401,9 @@ def find_cause(standing: Standing, results: Results) -> Cause:
                 if failed := read_end(path).failed_node:
                     return Cause("node_failed", f"{failed} failed")
             if nodes:
-                which = f"one of the nodes {nodes} failed; lockstep slurm nodes shows which"
+                which = (
+                    f"one of the nodes {nodes} failed; run lockstep slurm nodes to see which node"
+                )
                 return Cause("node_unknown", which)
         case "FAILED":
             return _find_failure(standing, results)
@@ -405,8 +411,9 @@ def find_cause(standing: Standing, results: Results) -> Cause:
             # If a prolog fails, Slurm cancels a job that may not be requeued (slurm.conf(5)).
             end = read_end(output)
             if end.prolog_failed:
-                what = f"{nodes or 'a node'} did not start the job ({end.line})"
-                return Cause("not_started", f"{what}; sinfo -R lists the reasons")
+                place = nodes or "a node"
+                text = f"{place} did not start the job ({end.line}); sinfo -R lists the reasons"
+                return Cause("not_started", text)
             return _find_unmet_dependency(standing, results)
         case "LOST":
             if output.exists():
@@ -423,15 +430,20 @@ def _find_failure(standing: Standing, results: Results) -> Cause:
     if code in KILLED:
         used, requested = account.get("memory_bytes") or 0, account.get("requested_bytes") or 0
         is_near = requested > 0 and used >= NEAR * requested
-        what = "a user killed a process of the job, or memory ran out (Slurm cannot tell without "
-        what += f"cgroups); {_memory(account)}"
         action = "the job needs more memory" if is_near else "read the job's log first"
-        return Cause("killed", f"{what}; {action}", "mem" if is_near and record else None)
+        text = (
+            "a user killed a process of the job, or memory ran out (without cgroups Slurm cannot "
+            f"tell which); {_memory(account)}; {action}"
+        )
+        return Cause("killed", text, "mem" if is_near and record else None)
     key = _key_to_mend(standing, results) if record else None
     if code == NO_OUTPUT and not output.exists():
-        what = f"exit code {code}: {account.get('nodes') or 'its nodes'} could not open {output}"
-        action = "choose with --to a folder on shared storage that you may write to"
-        return Cause("no_output", f"{what}; {action}", key)
+        nodes = account.get("nodes") or "the job's nodes"
+        text = (
+            f"exit code {code}: {nodes} could not open {output}; choose with --to a folder on "
+            "shared storage that you may write to"
+        )
+        return Cause("no_output", text, key)
     log = _last_log(standing, results)
     line, name = read_end(log).line, log.relative_to(results.path)
     return Cause("log", f"{name}: {line}" if line else f"see {name}", key)
@@ -539,7 +551,7 @@ def advise(
     cause = find_cause(standing, results)
     submit = f"{when}run lockstep submit CAMPAIGN --site SITE"
     if cause.key is None:
-        action = "" if is_continued else f"{when}lockstep resume {folder} measures the rest"
+        action = "" if is_continued else f"{when}run lockstep resume {folder} to measure the rest"
     elif not cause.key:
         action = (
             "no launch began, and the same scripts would fail again; correct the cause in the "

@@ -93,13 +93,14 @@ class Watching(OverSsh):
 @click.argument("folder")
 @as_json_option
 @click.option("--watch", type=float, metavar="[SECONDS]",
-              help="Repeat every SECONDS until every job has ended. Without a number: every "
-              f"{WATCH_S:g} s, and up to {MAX_BACK_OFF * WATCH_S:g} s while nothing changes."
+              help="Show the status again every SECONDS until every job has ended. Without a "
+                   f"number, the pause is {WATCH_S:g} s, and grows to at most "
+                   f"{MAX_BACK_OFF * WATCH_S:g} s while nothing changes."
               )  # fmt: skip
 @click.option("--html", "page", type=click.Path(path_type=Path, dir_okay=False),
               metavar="[FILE.html]",
-              help=f"Write the HTML page, by default {IN_FOLDER} in the folder; with --watch, "
-              "write it each time.")  # fmt: skip
+              help=f"Write the status as an HTML page, by default {IN_FOLDER} in the folder; with "
+                   "--watch, write the page each time.")  # fmt: skip
 @expectation_options
 @click.option("--cancel-below", is_flag=True,
               help="If a world size misses the floor, cancel the pending jobs of larger sizes and "
@@ -140,18 +141,19 @@ def status(
         return 0
     if watch is not None and not (watch == BACKING_OFF or 1 <= watch <= MAX_WATCH_S):  # or is nan
         raise ValueError(
-            f"--watch {watch:g} is not a number of seconds; give one from 1 to {MAX_WATCH_S}"
+            f"--watch {watch:g} is out of range; give a number of seconds from 1 to {MAX_WATCH_S}"
         )
     board, typed = Board(results_of(folder)), shlex.quote(folder)
     claimed = board.results.read_claim() or {}
     if "recorded" in claimed:
         raise ValueError(
-            f"{folder} holds a recorded campaign, which has no jobs; lockstep report {typed} makes "
-            "its page"
+            f"{folder} holds a recorded campaign, which has no jobs; run lockstep report {typed} "
+            "to make its page"
         )
     if cancel_below and floor is None and claimed.get("until_efficiency") is None:
         raise ValueError(
-            "--cancel-below needs a floor, but this campaign has no until_efficiency; give --floor"
+            "--cancel-below needs a floor, but the campaign file has no until_efficiency; "
+            "give --floor"
         )
     is_all = as_json or page is not None or cancel_below
     wanted = Wanted(expect, floor, inventory=page is not None) if is_all else None
@@ -165,7 +167,11 @@ def status(
         if cancel_below:
             try:
                 for name in end_ladder(campaign, board.results, facts["measured"]):
-                    click.echo(f"cancelled {name}: a smaller world size misses the floor", err=True)
+                    click.echo(
+                        f"cancelled {name}, because a smaller world size misses the floor of "
+                        "parallel efficiency",
+                        err=True,
+                    )
             except (RuntimeError, ValueError) as error:  # the next look may succeed
                 click.echo(f"not cancelled: {error}", err=True)
         if page is not None:
@@ -231,9 +237,12 @@ def _collect(folder: str, *, as_json: bool) -> None:
         measured = sum(row["measured_rank_hours"] or 0.0 for row in rows)
         sums = {unit: sum(a.get(key) or 0.0 for a in accounts) for key, unit in ACCOUNTED.items()}
         totals = ", ".join(f"{trimmed(hours)} {unit}" for unit, hours in sums.items() if hours)
-        click.echo(f"accounting is known for {len(accounts)} of {counted(len(rows), 'job')}")
+        jobs = counted(len(rows), "job")
+        click.echo(f"accounting is known for {len(accounts)} of {jobs}")
         if totals:
-            click.echo(f"the jobs took {totals}; timed regions took {trimmed(measured)} rank-hours")
+            click.echo(
+                f"the jobs took {totals}; the timed regions took {trimmed(measured)} rank-hours"
+            )
     click.echo(f"Next: lockstep report {shlex.quote(folder)}")
 
 
@@ -282,7 +291,7 @@ def cancel(folder: str, *, name: str | None, point: int | None, dry_run: bool) -
         click.echo(f"cancelled: {title}, job {job_id}")
     typed = shlex.quote(folder)
     if name is None and point is None:
-        click.echo(f"Next: lockstep resume {typed}  # measures what is missing")
+        click.echo(f"Next: lockstep resume {typed}  # measures the missing launches")
     else:
         then = "once the other jobs have ended, run lockstep resume"
         click.echo(f"Next: lockstep status {typed}  # {then}")
@@ -327,7 +336,7 @@ def _scancel(job_ids: Iterable[str], users: set[str], *, only_waiting: bool = Fa
         if not others:
             raise
         owners = " and ".join(others)
-        raise RuntimeError(f"{error}; ask {owners}, whose jobs these are") from None
+        raise RuntimeError(f"{error}; these jobs belong to {owners}, so ask {owners}") from None
 
 
 def cancel_jobs(

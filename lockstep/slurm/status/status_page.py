@@ -17,14 +17,14 @@ from lockstep.slurm.status.status_record import PLACE, SOFTWARE
 
 # kind of a script -> when to submit it
 WHEN = {
-    "stage": "after the jobs that its --dependency names; the job runs your own command",
-    "fallback": "if a job before this one fails; the job runs your own command",
-    "preflight": "first; the job checks within minutes that nodes answer and ranks communicate",
-    "ladder": "at once; the job measures one repeat of all world sizes on the same nodes",
-    "job": "in the order of the list; each job measures one world size",
-    "array": "at once; each element measures one case, and elements run side by side",
-    "profile": "at any time; the job shows where a step's time goes, and adds no results",
-    "collect": "last; the job waits for all others, gathers results and makes the report",
+    "stage": "submit after the jobs that its --dependency names; the job runs your own command",
+    "fallback": "submit if a job before this one fails; the job runs your own command",
+    "preflight": "submit first; within minutes the job checks that nodes and ranks communicate",
+    "ladder": "submit at once; the job measures one repeat of all world sizes on the same nodes",
+    "job": "submit in the order of the list; each job measures one world size",
+    "array": "submit at once; each element measures one case, and elements run side by side",
+    "profile": "submit at any time; the job shows where a step's time goes, and adds no results",
+    "collect": "submit last; the job waits for all others, gathers results and makes the report",
 }
 QUANTITIES = {
     "time_s": "time of a run",
@@ -67,12 +67,15 @@ def _warnings(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"The last update failed; this page is from {record['time']}. {record['failed_look']}"
     if record["errors"]:
         known = record["as_of"]["slurm"]
-        since = f"the states below are from {known}" if known else "no state is known"
-        yield f"Slurm does not answer; {since}. {listed(record['errors'])}"
+        states = f"the states below are from {known}" if known else "no state is known"
+        yield f"Slurm does not answer; {states}. {listed(record['errors'])}"
     for name, why in record["refused"].items():
         yield f"{name} was not submitted: {why}"
     if record["abandoned"]:
-        yield f'No job will measure {listed(record["abandoned"])}; see "What to do" below.'
+        yield (
+            f'No job will measure these launches: {listed(record["abandoned"])}; see "What to do" '
+            "below."
+        )
     for size in record["measured"]["below_floor"]:
         yield (
             f"At {counted(size['world_size'], 'rank')} the best parallel efficiency of any case is "

@@ -116,7 +116,7 @@ def record(
         return facts
     claimed, measured = results.read_claim() or {}, _read_points(campaign, results, wanted)
     inventory = _inventory(results, now, ask=wanted.inventory)
-    why = "# a smaller world size misses the floor"
+    why = "# a smaller world size misses the floor of parallel efficiency"
     facts["next"] = [
         *(f"lockstep cancel {typed} --job {shlex.quote(name)}  {why}"
           for name in dict.fromkeys(measured["not_worth_it"])),
@@ -266,9 +266,9 @@ def _next_commands(
     if jobs:
         return [_command_after_jobs(campaign, results, typed)]
     if results.refusals():
-        return ["lockstep submit CAMPAIGN --site SITE  # once the refused key is corrected"]
+        return ["lockstep submit CAMPAIGN --site SITE  # after you correct the refused key"]
     if unsent:
-        return [*unsent, f"lockstep resume {typed}  # or submit all at once with this command"]
+        return [*unsent, f"lockstep resume {typed}  # this command submits them all at once"]
     is_left = campaign.num_complete < len(campaign.planned)
     if results.jobs_folder.exists() and is_left:
         return ["lockstep submit CAMPAIGN --site SITE"]
@@ -276,7 +276,7 @@ def _next_commands(
     claimed = results.read_claim() or {}
     tests, name = ",".join(claimed.get("tests") or ()), str(claimed.get("name"))
     measured = shlex.join(["--tests", tests, "--name", name]) if tests else "CAMPAIGN"
-    again = [f"lockstep run {measured}  # with the same options, the run continues"] * is_left
+    again = [f"lockstep run {measured}  # give the same options as before"] * is_left
     return [*again, f"lockstep report {typed}"]
 
 
@@ -293,9 +293,9 @@ def _command_after_jobs(campaign: Campaign, results: Results, typed: str) -> str
     bad = (each for each in last if not each.job.launches or left & {*each.job.launches})
     keys = {find_cause(standing, results).key for standing in bad} - {None}
     if keys & {"", *OF_CAMPAIGN}:
-        return "lockstep submit CAMPAIGN --site SITE  # once the cause is corrected"
+        return "lockstep submit CAMPAIGN --site SITE  # after you correct the cause"
     if keys:
-        return f"lockstep resume {typed} --site SITE  # once the site file is corrected"
+        return f"lockstep resume {typed} --site SITE  # after you correct the site file"
     return f"lockstep resume {typed}"
 
 
@@ -368,7 +368,10 @@ def _job_lines(row: Mapping[str, Any]) -> Iterator[str]:
             advice = f"; {element['advice']}" if element["advice"] else ""
             yield f"  {element['id']} ({element['launch']}): {problem}{advice}"
         if bad[MAX_NAMED:]:
-            yield f"  {len(bad) - MAX_NAMED} more elements ended badly; --json names them"
+            yield (
+                f"  {len(bad) - MAX_NAMED} more elements ended badly; lockstep status --json "
+                "names them"
+            )
     elif row["advice"]:
         yield f"  {row['advice']}"
     waited_s, sent_s = row["queue_wait_s"], row["since_submission_s"]

@@ -15,7 +15,9 @@ Unit = Literal["node-hours", "GPU-hours"]
 UNITS: dict[str, Unit] = {"nh": "node-hours", "gh": "GPU-hours"}
 # With fewer launches an interval is useless, so a budget drops world sizes before these repeats.
 MIN_REPEATS = 3
-DROP_ORDER = f"repeats down to {MIN_REPEATS}, then the largest world sizes, then repeats down to 1"
+DROP_ORDER = (
+    f"first repeats down to {MIN_REPEATS}, then the largest world sizes, then repeats down to 1"
+)
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 dry_run_option = click.option(
     "-n", "--dry-run", is_flag=True, help="Print what would be done, but do nothing."
@@ -71,7 +73,7 @@ def _choose_site(ctx: click.Context, parameter: click.Parameter, value: str | No
         return None
     else:
         raise click.MissingParameter(
-            f"give a site file or a built-in site, set {SITE_VARIABLE}, or use a folder with "
+            f"give a site file or a built-in site, set {SITE_VARIABLE}, or run in a folder with "
             f"{SITE_FILE}",
             ctx,
             parameter,
@@ -102,6 +104,9 @@ campaign_options = add_options(
         "--budget",
         callback=_budget,
         metavar="HOURS",
-        help="Plan at most HOURS GPU-hours, or node-hours without GPUs; 500nh means node-hours.",
+        help=(
+            "Plan at most HOURS GPU-hours, or node-hours if the site has no GPUs; 500nh means 500 "
+            "node-hours."
+        ),
     ),
 )

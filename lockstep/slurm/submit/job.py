@@ -96,17 +96,18 @@ class Maker:
     def __init__(self, campaign: Campaign, site: Site, folder: Path) -> None:
         """Raise ValueError if campaign, site and folder do not fit together."""
         barred = UNSAFE | (frozenset(":,") if site.container else frozenset())
-        unsafe = sorted(barred & set(str(folder)))
-        if unsafe or not str(folder).isprintable():
-            what = f"{unsafe[0]!r}" if unsafe else "a control character"
+        path = str(folder)
+        unsafe = sorted(barred & set(path))
+        if unsafe or not path.isprintable():
+            character = f"{unsafe[0]!r}" if unsafe else "a control character"
             raise ValueError(
-                f"{str(folder)!r} contains {what}, which has a special meaning to sbatch or "
-                "Apptainer; give --to another folder"
+                f"the folder {path!r} contains {character}, which has a special meaning to "
+                "sbatch or Apptainer; give --to another folder"
             )
         if site.gpu_types and campaign.jobs.chain > 1:
             raise ValueError(
-                "with chain, a launch may continue on another type of GPU; set chain = 1 in the "
-                "campaign file, or in the site file replace gpu_types by a constraint"
+                "with chain above 1, a launch may continue on another type of GPU; set chain = 1 "
+                "in the campaign file, or replace gpu_types by a constraint in the site file"
             )
         self.campaign, self.site, self.folder = settle(campaign, site), site, folder
         self.share = share(self.campaign, site)
@@ -114,9 +115,10 @@ class Maker:
         most = self.share.ranks_per_node
         for world_size in campaign.world_sizes:
             if world_size > most and world_size % most:
+                lower, upper = world_size // most * most, -(-world_size // most) * most
                 raise ValueError(
-                    f"world size {world_size} does not fill nodes of {most} ranks on {site.name}; "
-                    f"choose {world_size // most * most} or {-(-world_size // most) * most}"
+                    f"world size {world_size} does not fill whole nodes of {site.name}, which "
+                    f"take {most} ranks each; choose {lower} or {upper}"
                 )
 
     def measuring_jobs(self, launches: Sequence[Launch]) -> Iterator[JobSpec]:

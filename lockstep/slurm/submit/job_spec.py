@@ -234,7 +234,8 @@ def share(campaign: Campaign, site: Site) -> Share:
     """Return each rank's share of a node; raise ValueError if a node has too few CPUs or no GPU."""
     if campaign.device == "cuda" and not site.gpus_per_node:
         raise ValueError(
-            f'device is "cuda", but site {site.name} has gpus_per_node = 0; change one of them'
+            f'device is "cuda", but site {site.name} has gpus_per_node = 0; change device in '
+            "the campaign file, or choose another site"
         )
     is_gpu = site.gpus_per_node > 0 and campaign.device != "cpu"
     most = site.gpus_per_node if is_gpu else site.cpus_per_node
@@ -265,17 +266,20 @@ def time_limit_s(campaign: Campaign, site: Site, name: str, num_launches: int) -
         return needed_s
     num_fitting = most_s // each_s
     if times.launch_time is None:
-        remedy = f"lower time in [jobs] to {clock(most_s)}, or choose another --partition"
+        remedy = (
+            f"lower time in [jobs] of the campaign file to {clock(most_s)}, or choose another "
+            "--partition"
+        )
     elif num_launches == 1 or not num_fitting:
-        remedy = "lower launch_time in [jobs], or choose another --partition"
+        remedy = "lower launch_time in [jobs] of the campaign file, or choose another --partition"
     else:
         finer = {"ladder": '"job" or "array"', "job": '"array"'}[times.allocation]
         fewer = "remove share_job" if times.share_job else "lower launch_time"
         remedy = (
-            f"only {num_fitting} of its {num_launches} launches fit; in [jobs] of the campaign "
-            f"file, {fewer} or set allocation to {finer}"
+            f"only {num_fitting} of the job's {num_launches} launches fit; in [jobs] of the "
+            f"campaign file, {fewer} or set allocation to {finer}"
         )
     raise ValueError(
-        f"job {name} needs {clock(needed_s)}, more than the limit {clock(most_s)} of partition "
-        f"{site.partition}; {remedy}"
+        f"job {name} needs {clock(needed_s)}, which is more than the limit {clock(most_s)} of "
+        f"partition {site.partition}; {remedy}"
     )

@@ -48,9 +48,9 @@ INDEPENDENT = {
 def plan(overhead: float, budget: Budget | None, *, as_json: bool, **options: Any) -> None:
     """Show the jobs that CAMPAIGN still needs on a site, and what they may cost.
 
-    On a login node it also shows which jobs exceed a limit of QOS or account, how full the
-    partitions are and when the jobs would start. It also shows the memory that
-    each step needed in earlier results in the folder of --to.
+    On a login node the command also shows which jobs exceed a limit of QOS or account, how full the
+    partitions are and when the jobs would start. If the folder of --to has earlier results, the
+    command shows how much memory each step needed in them.
 
     \b
     Examples:
@@ -204,7 +204,7 @@ def _summary(todo: Work, overhead: float, memory: "Sequence[Need]") -> list[str]
     if overhead:
         lines.append(f"With {overhead:.0%} overhead: {todo.amounts_text(1 + overhead)}.")
     if campaign.jobs.launch_time:
-        lines.append(f"Each job requests {campaign.jobs.launch_time} times its number of launches.")
+        lines.append(f"Each job requests {campaign.jobs.launch_time} for each of its launches.")
     return lines
 
 
@@ -230,12 +230,15 @@ def _memory_lines(needs: "Sequence[Need]", how: str) -> list[str]:
     measured = [need for need in needs if need.peak_bytes]
     if needs and not measured:
         return [
-            f"No result in the folder of --to has this batch, so it may not fit in memory{how}."
+            (
+                "No result in the folder of --to has this batch, so the batch may not fit in "
+                f"memory{how}."
+            )
         ]
     lines = []
     for name, total in dict.fromkeys((need.devices, need.total_bytes) for need in measured):
         has = f", which has {number(total / GIGA)} GB" if total else ""
-        lines.append(f"Memory is the peak of a rank on {name or 'an unknown device'}{has}.")
+        lines.append(f"Memory is the peak memory of a rank on {name or 'an unknown device'}{has}.")
     if len(measured) < len(needs):
         lines.append(f"Batches whose memory was not measured may not fit{how}.")
     return lines

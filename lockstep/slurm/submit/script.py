@@ -174,7 +174,7 @@ def _place(path: str) -> str:
     if not path.startswith("$"):
         return shlex.quote(path)
     name, _, below = path[1:].partition("/")
-    unset = f"{name}, which the site file names, is not set in this job"
+    unset = f"the site file uses the variable {name}, but this job does not set it"
     return f'"${{{name}:?{unset}}}"' + (f"/{shlex.quote(below)}" if below else "")
 
 
@@ -255,15 +255,15 @@ def _render_own(template: str, name: str, values: dict[str, Any]) -> str:
         if isinstance(error, TemplateNotFound):
             raise ValueError(f"{place}: no template {error.name!r}; extend {BASE}") from error
         raise ValueError(
-            f"{place}: the template cannot be rendered: {one_line(str(error))}; correct it, and "
-            f"let it extend {BASE}"
+            f"{place}: the template cannot be rendered: {one_line(str(error))}; correct the "
+            f"template, and let it extend {BASE}"
         ) from error
 
 
 def _check_syntax(text: str, origin: str) -> None:
     """Raise ValueError for a script that sbatch or bash would refuse."""
     if not text.startswith("#!"):
-        raise ValueError(f"{origin} makes a script whose first line is not #!/bin/bash")
+        raise ValueError(f"{origin}: the resulting script does not begin with #!/bin/bash")
     environ = os.environ | {"LC_ALL": "C.UTF-8"}
     ended = processes.run(["/bin/bash", "-n"], BASH_S, environ=environ, text=text)
     if not ended.code:
@@ -274,4 +274,4 @@ def _check_syntax(text: str, origin: str) -> None:
         number = int(match[1])
         line = "".join(text.split("\n")[number - 1 : number]).strip()[:MAX_SHOWN_CHARACTERS]
         reason = f"{match[2]}, " + (f"in line {number}: {line}" if line else "after its last line")
-    raise ValueError(f"{origin} makes a script that bash cannot parse: {reason}")
+    raise ValueError(f"{origin}: bash cannot parse the resulting script: {reason}")

@@ -164,9 +164,10 @@ def fit(
 
     index = bisect_left(choices, -budget, key=lambda choice: -cost(reduce(*choice)))
     if index == len(choices):
+        least = round_up(cost(reduce(*choices[-1])))
         raise ValueError(
             f"a budget of {budget:g} {unit} is too small: one repeat of world size {sizes[0]} "
-            f"takes {round_up(cost(reduce(*choices[-1])))}; raise --budget, or lower time in [jobs]"
+            f"takes {least} {unit}; raise --budget, or lower time in [jobs] of the campaign file"
         )
     repeats, kept = choices[index]
     if cost(reduce(most, kept)) == cost(reduce(repeats, kept)):
@@ -186,7 +187,7 @@ def read_stored(results: Results) -> tuple[Campaign, Site]:
         todo = (
             "continue with lockstep run" if ran_here else "run lockstep submit CAMPAIGN --site SITE"
         )
-        raise ValueError(f"{results.path}: no jobs were submitted from here; {todo}")
+        raise ValueError(f"no jobs were submitted from the folder {results.path}; {todo}")
     aside = (*ADDED_KEYS, "on_end")  # the latter in folders of older releases
     kept = {key: value for key, value in campaign.items() if key not in aside}
     try:

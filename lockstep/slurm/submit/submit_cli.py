@@ -52,7 +52,10 @@ def work_of(
     chosen, where = campaigns.load(campaign), sites.load(site, partition, is_draft=not is_sent)
     if where.to_fill_in and not is_draft:
         keys = " and ".join(where.to_fill_in)
-        click.echo(f"Warning: fill in {keys} in {site}; lockstep submit refuses it.", err=True)
+        click.echo(
+            f"Warning: fill in {keys} in {site}; until then lockstep submit refuses this file.",
+            err=True,
+        )
     slurm.set_cluster(where.cluster)
     results = Results((root / chosen.name).resolve())
     todo = Work(settle(chosen, where), where, results, profiler, debug_comm=debug_comm)
@@ -154,7 +157,7 @@ def submit(
 
 @click.command(cls=OverSsh)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
-@click.option("--site", "changed", help="Site file to use, if it has changed.")
+@click.option("--site", "changed", help="Site file to use instead of the last one.")
 @click.option("--flagged", is_flag=True, help="Also measure again all launches that have a flag.")
 @dry_run_option
 @as_json_option
@@ -208,8 +211,8 @@ def _send(todo: Work, *, dry_run: bool, as_json: bool) -> None:
         image = todo.site.container.image if todo.site.container else ""
         if image.startswith("/") and not Path(image).is_file():
             click.echo(
-                f"Warning: container.image {image} is not a file on this machine; "
-                "every job will fail unless the nodes see it.",
+                f"Warning: container.image {image} is not a file on this machine; every job will "
+                "fail unless the nodes see this file.",
                 err=True,
             )
 
