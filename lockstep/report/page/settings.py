@@ -49,7 +49,7 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
             f"{workload}: bucket_cap_mb {caps} gave the same buckets at world size {sizes}, so a "
             "difference between these settings is noise."
             for workload, *lists in alternatives.equal_buckets(series)
-            for caps, sizes in [map(formats.listed, lists)]
+            for caps, sizes in [[formats.listed(values) for values in lists]]
         ]
     if study in CROSSED:
         largest = max(size for (_, size, _), _ in groups)

@@ -136,8 +136,8 @@ def _after_ladders(measured: Sequence[Series], threshold: float, judged: Judged 
         f"efficiency in {studies} scaling."
     )
     if kept := [curve for curve in ladders if curve not in falling]:
-        size, names = max(curve.points[-1].world_size for curve in kept), map(name_of, kept)
-        advice += f" At {size} ranks, the efficiency of {listed(names, 3)} is still good."
+        largest, names = max(curve.points[-1].world_size for curve in kept), map(name_of, kept)
+        advice += f" At {largest} ranks, the efficiency of {listed(names, 3)} is still good."
     return advice
 
 
