@@ -46,10 +46,10 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
         points = [point for curve in series for point in curve.points]
         notes += [STARTS] * any(_first_reduce(p) != formats.DASH for p in points)
         notes += [
-            f"{workload}: bucket_cap_mb {caps} gave the same buckets at world size {sizes}, so a "
-            "difference between these settings is noise."
-            for workload, *lists in alternatives.equal_buckets(series)
-            for caps, sizes in [[formats.listed(values) for values in lists]]
+            f"{workload}: bucket_cap_mb {formats.listed(bucket_caps)} gave the same buckets at "
+            f"world size {formats.listed(world_sizes)}, so a difference between these settings is "
+            "noise."
+            for workload, bucket_caps, world_sizes in alternatives.equal_buckets(series)
         ]
     if study in CROSSED:
         largest = max(size for (_, size, _), _ in groups)
