@@ -69,7 +69,7 @@ def test_a_dry_run_prints_the_launches_and_touches_nothing(typed, tmp_path):
     assert (code, errors) == (0, "")
     summary, duration, trial, *commands = output.splitlines()
     assert re.search(r"about 2 min, if each case takes 1 s; .* --repeats 3: about \d min", duration)
-    assert "only 6 steps" in trial
+    assert "6 steps of a case" in trial
     start = "smoke: 4 launches to measure (2 at 1 rank, 2 at 2 ranks), each with 14 to 28 cases"
     assert summary.startswith(start)
     assert len(commands) == 4

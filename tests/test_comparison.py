@@ -140,7 +140,7 @@ def test_points_are_matched_by_case_and_world_size(tmp_path):
     assert [one.world_size for one in (*made.only_in_a, *made.only_in_b)] == [1, 4]
     other = results(strong_tree(tmp_path / "other", {8: (0.1,)}))
     with pytest.raises(
-        ValueError, match=r"A holds test_strong.* at 1 on 1 node.*; B holds .* at 8 on"
+        ValueError, match=r"A holds test_strong.* at 1 on 1 node.*, and B holds .* at 8 on"
     ):
         compare(a, other)
 
@@ -210,7 +210,7 @@ def test_measured_is_not_compared_with_cited(tmp_path):
     a = results(strong_tree(tmp_path / "a"))
     case = a.rows[0].case
     b = table(tmp_path / "b", f"table_id,n,value,metric,unit\n{case},1,640,throughput,images/s\n")
-    with pytest.raises(ValueError, match="has origin measured in A and cited in B"):
+    with pytest.raises(ValueError, match="has origin measured in A, but cited in B"):
         compare(a, b, allowed=["workload", "scaling", "precision", "batch", "unit"])
 
 

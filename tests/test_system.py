@@ -115,7 +115,7 @@ def test_the_command_prints_writes_and_renews(tmp_path):
     assert path.read_text().count(f"## {socket.gethostname()}\n") == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["SYSTEM.md"]
     assert json.loads(CliRunner().invoke(command, ["--system", "--json"]).stdout)["hardware"]
-    with pytest.raises(click.UsageError, match="give one"):
+    with pytest.raises(click.UsageError, match="give either --json or --output"):
         command.main(["--system", "--json", "--output", str(path)], standalone_mode=False)
 
 

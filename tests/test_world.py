@@ -56,7 +56,10 @@ def test_a_place_comes_from_the_launchers_variables(environ, expected):
             TORCHRUN | {"RANK": "a" * 99, "SLURM_NTASKS": "8"},
             r"^RANK='a{40}' .* \(set now: RANK='a{40}', LOCAL_RANK='1', .*, SLURM_NTASKS='8'\)$",
         ),
-        (SLURM | {"LOCKSTEP_LAUNCHER": "slurm", "SLURM_PROCID": "9"}, r"other; start with srun \("),
+        (
+            SLURM | {"LOCKSTEP_LAUNCHER": "slurm", "SLURM_PROCID": "9"},
+            r"each other; start the ranks with srun \(",
+        ),
         (
             TORCHRUN | {"RANK": "4"},
             r"^RANK=4, LOCAL_RANK=1, WORLD_SIZE=4 and 2 .* contradict",
