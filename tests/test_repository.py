@@ -123,11 +123,12 @@ def test_no_module_imports_itself_through_others():
     assert figures_house.circles(figures_house.import_graph()) == []
 
 
-def test_every_module_belongs_to_a_feature():
+def test_every_module_belongs_to_a_feature_and_every_walk_can_be_walked():
     product = figures_house.modules(figures_house.product_files())
     tests = figures_house.modules((ROOT / "tests").rglob("*.py"))
     shares = figures_house.by_feature(product, tests)
     assert all(share["product"] or share["tests"] for share in shares.values())
+    assert figures_house.missing_hops() == []
 
 
 def test_no_two_modules_have_one_name():

@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "lockstep"
@@ -29,6 +30,8 @@ def main() -> None:
     print(f"modules: {len(product)}, at most {MOST_MODULES}")
     print(f"tests: {num_lines(tests.values()):,} lines, at most {MOST_TESTS:,}")
     print(f"modules in import circles: {len(circles(import_graph()))}")
+    for walk, hops in TABLE["walks"].items():
+        print(f"{walk}: {len(hops)} hops in {len({hop.split(':')[0] for hop in hops})} modules")
 
 
 def product_files() -> list[Path]:
@@ -107,6 +110,18 @@ def circles(graph: dict[str, set[str]]) -> list[str]:
         if inner == left:
             return sorted(left)
         left = inner
+
+
+def missing_hops() -> list[str]:
+    """Return the steps of the walks that no module defines any more."""
+    hops = [hop.split(":") for walk in TABLE["walks"].values() for hop in walk]
+    return [f"{module}:{name}" for module, name in hops if name not in defined(module)]
+
+
+def defined(module: str) -> set[str]:
+    path = (PACKAGE / module).with_suffix(".py")
+    body: list[Any] = ast.parse(path.read_text()).body if path.exists() else []
+    return {node.name for node in body if hasattr(node, "name") and isinstance(node.name, str)}
 
 
 def num_lines(paths: Iterable[Path]) -> int:
