@@ -95,7 +95,7 @@ def _source(job: Job, command: Command) -> str:
     return re.sub(r"DistributedDataParallel|nn\.parallel", "", text)
 
 
-@BATCH.rule("TASKS-GPUS", "warning", "a rank drives only one GPU",
+@BATCH.rule("TASKS-GPUS", "warning", "each rank uses only one GPU, so the other GPUs stay idle",
             "set --ntasks-per-node to the number of GPUs of a node")  # fmt: skip
 def tasks_against_gpus(job: Job) -> Iterator[Hit]:
     alone, own, on_node = started_once(job), job.tasks_per_node() or 1, job.gpus_per_node() or 1

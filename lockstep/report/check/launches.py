@@ -584,7 +584,7 @@ def alone_longer(entry: Entry) -> Iterator[Finding]:
         yield fact("alone-longer", text, alone_s=alone_s, step_s=step_s)
 
 
-@rule("launch-disagrees", "error", "the case or the launch belongs to another experiment",
+@rule("launch-disagrees", "error", "a case and its launch contradict each other",
       "find out whether the case or the launch is right, and measure the other one "
       "again")  # fmt: skip
 def launch_disagrees(evidence: Evidence) -> Iterator[Finding]:

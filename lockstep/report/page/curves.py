@@ -383,7 +383,7 @@ def _loss_table(series: Series) -> parts.Table | None:
     if not rows:
         return None
     columns = (
-        "Ranks", "Of a step", "Time (ms)", "95 % interval (ms)", "Loss against the baseline (ms)",
+        "Ranks", "Of a step", "Time (ms)", "95 % interval (ms)", "Time lost against the baseline (ms)",
         "95 % interval (ms)",
     )  # fmt: skip
     point = series.points[-1]

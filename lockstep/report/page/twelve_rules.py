@@ -300,11 +300,11 @@ def _lines(
     if drawn:
         count = counted(len(drawn), "curve")
         texts.append(
-            f"lines of {count} join sizes that differ at most by a factor of {WIDEST_STEP:g}"
+            f"each line connects sizes at most a factor of {WIDEST_STEP:g} apart ({count})"
         )
     if swept:
         count = counted(len(swept), "collective")
         texts.append(
-            f"lines of {count} join messages that differ at most by a factor of {WIDEST_SWEEP:g}"
+            f"each line connects messages at most a factor of {WIDEST_SWEEP:g} apart ({count})"
         )
     return True, "; ".join(texts)

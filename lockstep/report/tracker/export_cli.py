@@ -46,7 +46,7 @@ def mlflow(folder: Path, to: str | None) -> int:
 
 @export.command()
 @FOLDER
-@click.option("--to", metavar="URL", required=True, help="Address of the HTTP interface.")
+@click.option("--to", metavar="URL", required=True, help="URL of the tracker's HTTP API.")
 def http(folder: Path, to: str) -> int:
     """Send each run of FOLDER once to a plain HTTP interface.
 

@@ -158,7 +158,9 @@ def submit(
 @click.command(cls=OverSsh)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option("--site", "changed", help="Site file to use instead of the last one.")
-@click.option("--flagged", is_flag=True, help="Also measure again all launches that have a flag.")
+@click.option(
+    "--flagged", is_flag=True, help="Also repeat launches whose results have a warning flag."
+)
 @dry_run_option
 @as_json_option
 def resume(
