@@ -383,8 +383,8 @@ def _loss_table(series: Series) -> parts.Table | None:
     if not rows:
         return None
     columns = (
-        "Ranks", "Of a step", "Time (ms)", "95 % interval (ms)", "Time lost against the baseline (ms)",
-        "95 % interval (ms)",
+        "Ranks", "Of a step", "Time (ms)", "95 % interval (ms)",
+        "Time lost against the baseline (ms)", "95 % interval (ms)",
     )  # fmt: skip
     point = series.points[-1]
     where, finding = f"on {counted(point.world_size, 'rank')}", ""
