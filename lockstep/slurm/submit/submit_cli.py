@@ -158,9 +158,7 @@ def submit(
 @click.command(cls=OverSsh)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option("--site", "changed", help="Site file to use instead of the last one.")
-@click.option(
-    "--flagged", is_flag=True, help="Also repeat launches that have a warning flag."
-)
+@click.option("--flagged", is_flag=True, help="Also repeat launches that have a warning flag.")
 @dry_run_option
 @as_json_option
 def resume(
