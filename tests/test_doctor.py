@@ -504,6 +504,14 @@ def test_nodes_are_asked_by_the_site_s_own_options(tmp_path, stand_in):
     )
 
 
+@pytest.mark.usefixtures("login_node")
+def test_doctor_asks_the_cluster_that_the_site_names(tmp_path, stand_in):
+    (tmp_path / "site.toml").write_text(f'cluster = "green"\n{SITE_FILE}')
+    stand_in("scontrol", f"echo $SLURM_CLUSTERS >>{tmp_path}/asked; exit 1")
+    lockstep("doctor --site site.toml --json", tmp_path, os.environ["PATH"])
+    assert set((tmp_path / "asked").read_text().split()) == {"green"}
+
+
 @pytest.mark.parametrize(("script", "says"), [
     (f"{says('n1 h1 ib0')}; {says('n2 h2 eth0')}", "the interface ib0 of the site file"),
     (f"{says('n1 h1 ib0')}; {says('n1 h1 ib0')}", "only 1 of 2 nodes answered"),

@@ -50,6 +50,12 @@ def test_json_holds_the_numbers_of_the_page(folder, points):
     assert json.loads(run(report, folder, "--json").stdout)["points"] == points
 
 
+@of_a_campaign
+def test_a_pack_holds_the_numbers_of_the_page(folder, points, tmp_path):
+    run(report, folder, "--proposal", "generic", "--despite", "--to", tmp_path / "pack")
+    assert json.loads((tmp_path / "pack" / "numbers.json").read_text())["points"] == points
+
+
 @of_all
 def test_csv_and_data_frames_hold_each_number_of_the_page(folder, points):
     lines = list(csv.DictReader(io.StringIO(run(report, folder, "--csv").stdout)))

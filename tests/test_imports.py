@@ -198,6 +198,23 @@ def test_a_row_that_calls_itself_ideal_is_no_result(tmp_path, column, cell, orig
 
 
 @pytest.mark.parametrize(
+    ("lines", "efficiency"),
+    [
+        (("1,100,step_time,ms,weak", "8,125,step_time,ms,weak"), 0.8),  # which needs no batch
+        (("1,100,step_time,ms,strong", "4,40,step_time,ms,strong"), 0.625),
+        (("1,10,time,min,weak", "4,12.5,time,min,weak"), 0.8),
+        # The smallest size is the baseline where one is missing.
+        (("8,100,throughput,tokens/s,", "256,1250,throughput,tokens/s,"), 12.5 / 32),
+    ],
+)
+def test_efficiency_follows_from_what_a_table_holds(tmp_path, lines, efficiency):
+    text = "\n".join(("n,value,metric,unit,scaling", *lines, ""))
+    (series,) = points_of(table_of(tmp_path, text), tmp_path)
+    assert series.baseline == series.points[0].world_size
+    assert series.points[1].parallel_efficiency == pytest.approx(efficiency)
+
+
+@pytest.mark.parametrize(
     ("line", "reason"),
     [
         ("0,10,time,s", "column n has '0', which is not a positive number"),

@@ -25,6 +25,14 @@ def test_a_line_comes_out_as_it_went_in():
     assert (found.num_sizes, found.alpha_interval, found.beta_interval) == (4, None, None)
 
 
+def test_launches_give_intervals_that_hold_the_truth():
+    found = links.fit_launches([line(BETA * k, ALPHA_S * k) for k in (0.98, 1.0, 1.02)])
+    low, high = found.beta_interval
+    assert low < 0.125 < high < 0.14
+    low, high = found.alpha_interval
+    assert low < ALPHA_S < high < 1.2 * ALPHA_S
+
+
 @pytest.mark.parametrize(
     ("times", "error"),
     [

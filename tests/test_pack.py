@@ -14,6 +14,7 @@ from data.report_samples import document, full_tree, record, strong_tree, write
 from lockstep.cli import lockstep
 from lockstep.core import formats
 from lockstep.core.studies import LADDERS
+from lockstep.report.load import recorded
 from lockstep.report.pack import choices, texts
 from lockstep.report.pack.choices import plan_node_hours
 from lockstep.report.page import parts
@@ -154,6 +155,39 @@ def test_steps_take_the_mean_measured_on_as_many_nodes_and_are_never_extrapolate
         ValueError, match=r"production series .* was measured on \[1\] nodes, but not on 64"
     ):
         run(folder, "--proposal", "generic", "--despite", "--work", plan)
+
+
+WORK = """schema = 1
+[[runs]]
+type = "Ablations"
+nodes = 4
+steps = 1000
+[statements]
+io = "Our own."
+introduction = "More."
+"""
+
+
+def test_the_text_claims_only_what_was_measured_and_its_card_fits_the_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(texts, "WIDTH", 60)
+    (shipped, *_) = recorded.list_shipped().values()
+    recorded.unpack(shipped, tmp_path / "demo")
+    work, to = tmp_path / "work.toml", tmp_path / "pack"
+    work.write_text(WORK)
+    asked = ("--proposal", "development", "--work", work, "--despite", "--to", to)
+    ended = run(tmp_path / "demo", *asked)
+    assert "does not use these keys of [statements]: introduction\n" in ended.output
+    text = (to / "proposal.md").read_text()
+    lost = "101 ms (94.7 to 107) are spent waiting for communication"
+    assert f"longer than the ideal step; {lost}." in text
+    assert "overlap is 10.8 % on 2 ranks, 9.2 % on 4 ranks" in text
+    assert "On 4 ranks, only global batch 128 is shown to reach 70 %" in text
+    assert "use 4 ranks at global batch 64, where efficiency is 53.0 %, below 70 %." in text
+    assert "then 1 step that runs freely" in text
+    card = re.findall(r"^    (.*)$", text, re.MULTILINE)
+    assert any(line.startswith("trust") for line in card)
+    assert max(map(len, card)) <= 60
+    assert "lockstep run" not in text
 
 
 def test_an_unknown_statement_is_refused_with_the_known_ones(tmp_path):

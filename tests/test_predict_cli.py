@@ -4,7 +4,7 @@ import re
 import published
 import pytest
 from commands import run
-from data.report_samples import strong_tree
+from data.report_samples import full_tree, strong_tree
 from planted import cited as imported
 from planted import table
 
@@ -85,6 +85,12 @@ def test_several_series_ask_for_a_case_and_name_them(cited):
         run(predict, cited, "--at", 8, "--case", "p2xlarge")
     with pytest.raises(ValueError, match="no series has 'nothing' in its name"):
         run(predict, cited, "--at", 8, "--case", "nothing")
+
+
+def test_only_ladders_have_models(tmp_path):
+    full_tree(tmp_path)
+    with pytest.raises(ValueError, match=r"its name: strong mlp, [^;]+; weak mlp, [^;]+$"):
+        run(predict, tmp_path)
 
 
 def test_a_peak_is_given_only_where_beta_is_above_zero(cited):

@@ -107,6 +107,33 @@ def test_sums_of_nsys_stats_are_shares_of_the_busy_device(tmp_path):
     assert "compute 60.0 %" in ask(path).output
 
 
+def ncu_rows():
+    launches = [("0", "2", "50"), ("1", "4", "70")]
+    metrics = [
+        ("Duration", "usecond"),
+        ("Achieved Occupancy", "%"),
+        ("dram__bytes.sum", "Mbyte"),
+        ("smsp__sass_thread_inst_executed_op_ffma_pred_on.sum", "inst"),
+    ]
+    yield "==PROF== Connected to process 1"
+    yield '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
+    for number, duration, occupancy in launches:
+        for (metric, unit), value in zip(
+            metrics, (duration, occupancy, "1", "1,000,000"), strict=True
+        ):
+            yield f'"{number}","gemm","{metric}","{unit}","{value}"'
+
+
+def test_a_kernel_of_ncu_has_its_occupancy_bandwidth_and_place_under_the_roofline(tmp_path):
+    path = tmp_path / "kernels.csv"
+    path.write_text("\n".join(ncu_rows()))
+    (kernel,) = read(path).kernels
+    assert (kernel.count, kernel.seconds) == (2, pytest.approx(6e-6))
+    assert kernel.occupancy == pytest.approx(0.6)
+    assert (kernel.flop, kernel.num_bytes) == pytest.approx((4e6, 2e6))
+    assert "667" in ask(path).output  # 10^9 FLOP/s
+
+
 def test_the_roofline_of_what_ncu_counted(tmp_path):
     profile = read(write_ncu(tmp_path / "kernels.csv"))
     gemm, add, _ = profile.kernels

@@ -26,6 +26,7 @@ from lockstep.core.record import KEY
 from lockstep.report.compute.alternatives import factor_ladders
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather
+from lockstep.report.page.by_study import programs_panels
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120
@@ -203,6 +204,23 @@ def test_a_curve_has_every_match_of_its_regex(tmp_path):
     assert curve(*range(programs.MAX_CURVE + 1)) == list(range(programs.MAX_CURVE))
     with pytest.raises(programs.RunError, match="not a finite number"):
         curve(1, "nan")
+
+
+@pytest.mark.slow
+def test_a_sweep_over_a_training_script_is_one_table_and_one_figure(written, tmp_path):
+    metric = '[[command.metrics]]\nname = "loss"\nunit = "nats"\nbetter = "lower"\n'
+    metric += "regex = 'loss ([0-9.]+)'\ncurve = true\n[factors]\nlr = [1, 2, 3]\n"
+    line = "line = 'for i in 3 2 1; do echo loss $((i * {lr})).$((RANDOM % 9)); done'\n"
+    ended = lockstep(tmp_path, "run", written(line + metric, sizes="1", repeats=2))
+    assert ended.returncode == 0, ended.stderr
+    series = series_of(gather([tmp_path / "results" / "test"]).rows)
+    (made,) = programs_panels(series)
+    _, losses = made["tables"]
+    assert losses["caption"] == "loss (nats), the lowest first"
+    assert [row[0].rpartition(", ")[2] for row in losses["rows"]] == ["lr=1", "lr=2", "lr=3"]
+    (figure,) = made["figures"]
+    assert [curve["x"] for curve in figure["series"]] == [[1, 2, 3]] * 3
+    assert all(curve["y"] == sorted(curve["y"], reverse=True) for curve in figure["series"])
 
 
 @pytest.mark.slow

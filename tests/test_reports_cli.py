@@ -122,6 +122,18 @@ for words in (['report', {tree!r}], ['check', {tree!r}], ['compare', {tree!r}, {
     assert done.returncode == 0, done.stderr
 
 
+def test_a_price_gives_every_point_a_cost(tmp_path):
+    strong_tree(tmp_path)
+    done = run(report, tmp_path, "--cost-per-gpu-hour", "2.5")
+    page = (tmp_path / "report.html").read_text()
+    # A million images take 0.434 and 0.543 GPU-hours.
+    assert [line[-1] for line in lines_of(done)[3:5]] == ["1.09", "1.36"]
+    assert '<span class="label">Cost<' in page
+    assert "--cost-per-gpu-hour 2.5" in page
+    points = json.loads(run(report, tmp_path, "--json").stdout)["points"]
+    assert [point["cost"] for point in points] == [None, None]
+
+
 def test_a_report_of_errors_gives_no_ratio_of_what_they_touch(tmp_path):
     done = run(report, unequal_tree(tmp_path, {1: 8, 8: 1}))
     assert [line[2:4] for line in lines_of(done)[2:4]] == [["baseline", "baseline"], ["-", "-"]]

@@ -200,6 +200,67 @@ def test_the_measuring_path_needs_what_any_pytorch_image_has():
     assert {name: roots - usual for name, roots in found.items() if roots - usual} == {}
 
 
+# Modules that read what another program says, which has no records for us.
+READS_PROGRAMS = {
+    "lockstep/campaign/next.py": "torchrun, srun and pytest",
+    "lockstep/core/record.py": "torch, of tensors on two devices",
+    "lockstep/image/apptainer.py": "Apptainer",
+    "lockstep/launch/verdict.py": "torch's collectives",
+    "lockstep/machine/memory.py": "torch's allocator of host memory",
+    "lockstep/slurm/client.py": "Slurm",
+    "lockstep/slurm/status/standing.py": "Slurm",
+}
+READS = {
+    *("startswith", "endswith", "removeprefix", "removesuffix", "find", "index"),
+    *("partition", "rpartition", "split", "rsplit"),
+    *("match", "fullmatch", "search", "findall", "finditer", "sub"),
+}
+# Names of what holds a sentence of ours, and of the sentence.
+RECORDS = {"error", "exception", "excinfo", "gap", "flag", "conflict", "failure", "finding"}
+SENTENCES = {"message", "reason", "sentence", "why"}
+
+
+def sentences_read(nodes):
+    return [ast.unparse(each) for each in nodes if _reads_a_sentence(each)]
+
+
+def _reads_a_sentence(node):
+    if isinstance(node, ast.Compare):
+        is_search = any(isinstance(operator, ast.In | ast.NotIn) for operator in node.ops)
+        return is_search and any(map(_is_sentence, node.comparators))
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    # The first of several lines is a matter of room, not of meaning.
+    is_line = any(isinstance(word, ast.Constant) and word.value == "\n" for word in node.args[:1])
+    read = [node.func.value, *node.args]
+    return node.func.attr in READS and not is_line and any(map(_is_sentence, read))
+
+
+def _is_sentence(node):
+    if isinstance(node, ast.Call):
+        is_text = isinstance(node.func, ast.Name) and node.func.id in ("str", "repr")
+        if is_text:
+            return any(map(_is_of_a_record, node.args))
+        return isinstance(node.func, ast.Attribute) and _is_sentence(node.func.value)
+    if isinstance(node, ast.Attribute):
+        return node.attr in SENTENCES or (node.attr in ("text", "args") and _is_of_a_record(node))
+    if isinstance(node, ast.Subscript):
+        key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        return key in SENTENCES or _is_of_a_record(node)
+    return isinstance(node, ast.Name) and node.id in SENTENCES | RECORDS
+
+
+def _is_of_a_record(node):
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return isinstance(node, ast.Name) and node.id in RECORDS
+
+
+def test_no_code_reads_a_sentence_of_ours():
+    found = {ids(path): sentences_read(nodes(path)) for path in MODULES}
+    assert {name for name, read in found.items() if read} - READS_PROGRAMS.keys() == set()
+
+
 def test_python_files_are_ascii():
     found = [
         f"{ids(path)}:{number}"

@@ -147,3 +147,17 @@ def test_a_rank_without_memory_has_all_measure_half_the_batch(run_ranks, tmp_pat
     assert tried == [(32, 1), (16, 1)]
     assert [flag.values["asked"] for flag in row.flags if flag.kind == "smaller-batch"] == [32]
     assert evaluate(results).series[0].points[0].blocked_by == ["constant-work"]
+
+
+@pytest.mark.slow
+def test_fsdp_is_measured_beside_ddp_and_what_it_cannot_do_is_left_out_by_name(run_ranks, tmp_path):
+    arguments = [
+        *("-m", "pytest", str(ROOT / "bench"), "-m", "weak", "--size=smoke", "--device=cpu"),
+        *("--threads-per-rank=1", "--benchmark-json=out.json", "--set=strategy=ddp,fsdp"),
+    ]
+    ended = run_ranks([arguments] * 2, tmp_path)
+    assert [rank.returncode for rank in ended] == [0, 0], ended[0].stdout
+    found = {row.factors["strategy"]: row for row in gather([tmp_path / "out.json"]).rows}
+    assert (bool(found["ddp"].rank_variant_s), bool(found["fsdp"].rank_variant_s)) == (True, False)
+    assert found["fsdp"].peak_memory_bytes
+    assert found["fsdp"].details["gradient_bytes"] == found["ddp"].details["gradient_bytes"]

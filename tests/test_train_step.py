@@ -195,6 +195,12 @@ def test_an_emulated_precision_is_measured_only_where_it_is_asked_for(monkeypatc
         assert "bf16" not in precisions.find_unsupported(CPU, chosen="fp32")
 
 
+def test_frozen_parameters_send_no_gradients():
+    model = torch.nn.Linear(3, 2)
+    model.bias.requires_grad_(False)
+    assert train_step.gradient_bytes(model) == 4 * 6
+
+
 def test_the_checksum_sees_one_bit_of_a_parameter_and_no_buffer():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))

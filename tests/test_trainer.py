@@ -274,6 +274,12 @@ def test_data_that_does_not_fit_the_model_is_refused_and_regression_has_no_accur
         train(tmp_path, precision="tf32")
 
 
+def test_ranks_that_drifted_apart_are_named():
+    trainer.check_equal_parameters(["a", "a"])
+    with pytest.raises(RuntimeError, match="rank 1 ended with other parameters than rank 0"):
+        trainer.check_equal_parameters(["a", "b"])
+
+
 @pytest.mark.slow
 def test_two_ranks_validate_exactly(tmp_path):
     # Batch norm and 357 images over two ranks: neither may show in the result.

@@ -38,6 +38,13 @@ def test_a_workload_with_more_than_a_loss_is_measured(name, run_ranks, tmp_path)
     assert re.fullmatch(r"[0-9a-f]{64}", block["workload_sha256"])
 
 
+def test_the_optimizer_is_a_factor_of_the_timed_step(run_ranks, tmp_path):
+    chosen = ["-m", "weak", "--set=optimizer=adamw", "--set=fused=true"]
+    block = measured(run_ranks, tmp_path, [str(ROOT / "bench"), *chosen])
+    assert block["factors"]["optimizer"] == "adamw"
+    assert record.basis_of(block["details"]).optimizer == "AdamW"
+
+
 def test_a_repository_of_ones_own_measures_its_test(run_ranks, tmp_path):
     shutil.copytree(EXAMPLES / "own_repository" / "benchmarks", tmp_path / "benchmarks")
     block = measured(run_ranks, tmp_path, ["benchmarks", "-p", "lockstep.launch.hooks"])

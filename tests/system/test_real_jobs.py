@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from cluster import SHARED, TESTBED, as_user, need_testbed
+from cluster import SHARED, TESTBED, as_user, need_login, need_testbed
 from launched import until
 from stand_ins import lockstep, now
 
@@ -138,3 +138,30 @@ def names_in_accounting(folder):
 def row_of(folder, name, path):
     found = json.loads(lockstep(f"status {folder} --json", folder, path).stdout)
     return next(row for row in found["jobs"] if row["job"] == name)
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_why_ranks_a_waiting_job_as_slurm_does():
+    """The larger of two waiting jobs comes first, though it was sent later."""
+    need_login()
+
+    def send(num_nodes, seconds):
+        asked = ("--partition=gpu", f"--nodes={num_nodes}", "--exclusive", "--output=/dev/null")
+        sent = as_user("sbatch", "--parsable", *asked, f"--wrap=sleep {seconds}", cwd=SHARED)
+        return sent.stdout.strip()
+
+    def why(job_id):
+        (job,) = json.loads(as_user("lockstep", "slurm", "why", job_id, "--json").stdout)["jobs"]
+        return job["priority"], job["wait"] or {}
+
+    jobs = [send(4, 300), send(1, 1), send(4, 1)]
+    try:
+        until(lambda: why(jobs[1])[1].get("num_ahead") == 1, "a job that waits behind another")
+        (less, small), (more, large) = why(jobs[1]), why(jobs[2])
+        assert (small["num_ahead"], large["num_ahead"]) == (1, 0)
+        assert less < more
+        assert small["factors"] == {"size of the job": less}
+        assert large["factors"] == {"size of the job": more}
+    finally:
+        as_user("scancel", *jobs)

@@ -6,6 +6,7 @@ import shutil
 
 import launched
 import pytest
+import torch
 from cluster import (
     IMAGE,
     ROOT,
@@ -18,6 +19,8 @@ from cluster import (
     site_text,
     unpack_checkout,
 )
+
+from lockstep.measure.step.precision import is_emulated
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -224,6 +227,36 @@ def keep(folder):
     give(kept)
 
 
+@pytest.mark.chaos
+def test_ranks_that_fit_on_one_node_are_measured_spread_over_two(folder):
+    change(folder / "campaign.toml", world_sizes=[2], repeats=1, studies=["weak"])
+    change(folder / "site.toml", max_ranks_per_node=1)
+    submit(folder)
+    check_complete(folder, num_launches=1)
+    done(lockstep(folder, "status", "--collect", "results/campaign"))
+    block = read_result(folder, "w2-r0")["lockstep"]
+    assert (block["world_size"], block["num_nodes"]) == (2, 2)
+
+
+@pytest.mark.chaos
+def test_a_sweep_is_one_array(folder):
+    change(folder / "campaign.toml", world_sizes=[1], repeats=1, studies=["precision"])
+    jobs = 'allocation = "array"\nmax_running = 4\n'
+    write(folder / "campaign.toml", (folder / "campaign.toml").read_text() + jobs)
+    submit(folder)
+    ((name, launches),) = sent(folder)
+    assert len(set(launches)) == 4
+    check_complete(folder, num_launches=4)
+    (row,) = status(folder)["jobs"]
+    assert row["elements"] == {"COMPLETED": 4}, name
+    done(lockstep(folder, "status", "--collect", "results/campaign"))
+    skipped = [case for one in launches for case in read_result(folder, one)["lockstep"]["skipped"]]
+    cases = {case for measured in journals(folder).values() for case in measured}
+    assert len(cases) + len(skipped) == 4  # fp16 asks for a GPU
+    assert len(cases) == (1 if is_emulated("bf16", torch.device("cpu")) else 2)
+    done(lockstep(folder, "report", "results/campaign"))
+
+
 def test_a_torchrun_on_each_of_two_nodes_starts_ranks_that_fit_on_one(folder):
     change(folder / "campaign.toml", world_sizes=[2], repeats=1, studies=["weak"])
     change(folder / "site.toml", launcher="torchrun", max_ranks_per_node=1)
@@ -284,6 +317,21 @@ def commit_of(folder):
     (path,) = folder.glob("results/pytest/*/journal.jsonl")
     head = json.loads(path.read_text().splitlines()[0])
     return head["launch"]["provenance"]["git_commit"]
+
+
+@pytest.mark.parametrize(("allocation", "count"), [("ladder", 4), ("job", 8), ("array", 5)])
+def test_slurm_would_take_every_script(folder, allocation, count):
+    jobs = f'allocation = "{allocation}"\npreflight = true\ncollect = true'
+    text = CAMPAIGN.replace('device = "cpu"\n', "") + jobs + "\n"
+    write(folder / "campaign.toml", text)
+    site = (folder / "site.toml").read_text().replace("gpus_per_node = 0\n", GPUS)
+    write(folder / "site.toml", site)
+    made = lockstep(folder, "submit", "--by-hand", "campaign.toml", "--site", "site.toml")
+    scripts = [one for one in done(made).splitlines() if not one.endswith("/submit.sh")]
+    assert len(scripts) == count
+    for script in scripts:
+        tested = as_user("sbatch", "--test-only", script)
+        assert tested.returncode == 0, tested.stderr
 
 
 def test_what_ends_a_preflight_is_named_by_the_site_s_key(folder):
