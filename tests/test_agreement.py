@@ -39,6 +39,20 @@ def test_what_one_rank_cannot_measure_all_refuse_and_say(run_ranks, tmp_path):
     assert (zero.returncode, one.returncode) == (4, 4)
 
 
+@pytest.mark.chaos
+def test_a_rank_that_refuses_alone_before_it_joins_says_so(run_ranks, tmp_path):
+    arguments = own_cases(tmp_path, CASE)
+    zero, one = run_ranks(
+        [[*arguments, "--comm-timeout=5"], [*arguments, "--rounds=0"]],
+        tmp_path,
+        PYTHONPATH=str(tmp_path),
+    )
+    assert one.returncode == 4
+    assert one.stderr.startswith("lockstep: rank 1 on ")
+    assert one.stderr.endswith(": rounds=0 must be 1 or more\n")
+    assert zero.returncode == 78
+
+
 def test_a_case_is_the_same_from_whichever_folder_an_installed_suite_is_started(
     run_ranks, tmp_path
 ):

@@ -213,6 +213,16 @@ def test_errors_come_first_and_end_with_1_and_warnings_alone_with_0(tmp_path):
     assert heads == sorted(heads[:-1]) + heads[-1:]
 
 
+def test_a_failed_launch_that_no_campaign_plans_is_to_be_deleted(tmp_path):
+    tree = strong_tree(tmp_path, {1: (0.1, 0.101)})
+    plan = [{"name": f"w1-r{repeat}", "world_size": 1, "repeat": repeat} for repeat in (0, 1)]
+    (tree / "campaign.json").write_text(json.dumps({"schema": 1, "launches": plan}))
+    failed = [{"case": "strong[64]", "reason": "died"}]
+    write(tree, document("w1-r2", 1, {}, failed=failed))
+    (one,) = [one for one in findings(tree) if one["rule"] == "failed-case"]
+    assert one["action"].startswith(f"delete {tree / 'launches' / 'w1-r2'}")
+
+
 @pytest.mark.parametrize("ended", [
     {"failed": [{"case": "mine.py::weak[64]", "reason": "NameError"}]},  # a typo, a refusal
     {},  # the session ended before the case began

@@ -206,6 +206,15 @@ def test_another_driver_or_image_is_what_one_compares_for_and_other_devices_may_
     assert made.environment["device_names"] == ([["H100"]], [["A100"]])
 
 
+def test_tables_of_other_quantities_are_refused(tmp_path):
+    a = table(tmp_path / "a", "n,value,metric,unit\n1,10,time,h\n")
+    others = {"metric": "1,9,epoch_time,h", "sample_unit": "1,9,throughput,images/s"}
+    for fact, other in others.items():
+        b = table(tmp_path / fact, f"n,value,metric,unit\n{other}\n")
+        with pytest.raises(ValueError, match=f"has {fact}.*--allow unit"):
+            compare(a, b)
+
+
 def test_measured_is_not_compared_with_cited(tmp_path):
     a = results(strong_tree(tmp_path / "a"))
     case = a.rows[0].case

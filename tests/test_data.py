@@ -75,6 +75,32 @@ def files_below(root):
     return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
 
 
+@pytest.mark.parametrize("is_reached", [True, False])
+def test_a_wrong_checksum_and_no_network_leave_what_is_right(
+    tmp_path, monkeypatch, files, mirror, is_reached
+):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    root, address = tmp_path / "data", mirror if is_reached else NOWHERE
+    sums = checksums(files)
+    if is_reached:
+        sums[2][1] = "0" * 32
+    archives = tuple(
+        download.Archive(f"MNIST/raw/{name}", (address + name,), md5) for name, md5 in sums
+    )
+    with pytest.raises(RuntimeError) as refused:
+        download.fetch(archives, root)
+    said = str(refused.value)
+    if is_reached:
+        assert said.startswith("train-images-idx3-ubyte.gz has the MD5 checksum ")
+        assert "instead of 00000000000000000000000000000000" in said
+    else:
+        assert said.startswith(f"the data set is not in {root}, and its download failed")
+        assert said.endswith(f"into {root}/MNIST/raw")
+        assert "train-images-idx3-ubyte.gz" in said
+    right = {f"MNIST/raw/{name}" for name, _ in sums[: 2 * is_reached]}
+    assert files_below(root) == right | {download.LOCK_NAME}
+
+
 def archives_of(sums, address):
     return tuple(
         download.Archive(f"MNIST/raw/{name}", (address + name,), md5) for name, md5 in sums

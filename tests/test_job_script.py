@@ -1,10 +1,13 @@
 """Batch scripts as they run, with stand-ins for Slurm, Apptainer and Python."""
 
+import fcntl
 import json
 import os
 import re
 import signal
 import subprocess
+import time
+from pathlib import Path
 
 import pytest
 from data.job_samples import CONTAINER, campaign_of, small
@@ -188,6 +191,19 @@ def test_what_a_node_lacks_is_recorded_by_its_key(node, lacks):
     assert not list((node.results / "jobs").glob(".mend-*"))
 
 
+def test_an_image_that_is_not_as_it_was_built_is_not_run(node):
+    site = plain(container=image_of(node))
+    record = node.folder / "image.sif.json"
+    record.write_text('{\n "sha256": "0123abcd",\n "size_bytes": 8\n}\n')
+    assert is_well(node.run(site=site))
+    record.write_text(record.read_text().replace("0123", "ffff"))
+    (node.folder / "seen.arguments").unlink()
+    ended = node.run(site=site)
+    assert ended.returncode == 78
+    assert f"{record} records ffffabcd" in ended.stderr
+    assert not node.has_measured
+
+
 # What a job's shell is in: modules, and the site's own lines
 
 # What `module` is to a job's shell: a function that changes its variables.
@@ -247,6 +263,26 @@ def test_a_store_that_does_not_come_ends_the_job_with_what_it_said(job):
     assert not job.has_measured
 
 
+def test_the_store_ends_with_the_script_also_where_that_is_killed(job):
+    rank = 'echo $$ >"$SEEN.rank"; exec sleep 60'
+    process = job.start(job.script(small(world_sizes=[2])), STUB_DO=rank)
+    until(lambda: (job.folder / "seen.rank").exists(), "a rank")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (store,) = [child for child in children if command_of(child) == ["cat"]]
+    process.kill()
+    process.communicate()
+    until(lambda: command_of(store) != ["cat"], "the store's end")
+    assert process.returncode == -signal.SIGKILL
+    os.kill(int((job.folder / "seen.rank").read_text()), signal.SIGTERM)
+
+
+def command_of(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+    except OSError:
+        return []
+
+
 # How a job ends
 
 
@@ -258,6 +294,15 @@ def test_the_warning_tells_the_ranks_and_lets_their_launch_end(job):
     assert ended.returncode == 75
     assert (ended.stdout.count("srun ended with 75"), ended.stdout.count("not started")) == (1, 7)
     assert job.end()["stopped"] is True
+
+
+def test_a_stop_file_stops_the_job_unless_it_was_left(job):
+    (job.results / "jobs" / "stop-7").touch()
+    ended = job.run(
+        campaign_of(), STUB_DO="[ ! -e jobs/stop-7 ] || exit 1; touch jobs/stop-7; exit 75"
+    )
+    assert ended.returncode == 75
+    assert ended.stdout.count("not started") == 7
 
 
 def test_after_a_node_is_lost_no_launch_begins(job):
@@ -374,6 +419,15 @@ def test_a_collect_job_asks_again_until_accounting_has_heard_of_the_end(job, beh
     assert ("not show the end of jobs 17_1" in ended.stdout) is (behind == 9)
 
 
+@pytest.mark.parametrize("sent", [None, '{"uuid": "a", "id": "17"}\n'])
+def test_a_collect_job_without_an_answer_keeps_what_it_had(job, sent):
+    (job.results / "jobs" / "sacct.txt").write_text("before\n")
+    if sent:
+        (job.results / "jobs" / "submitted.jsonl").write_text(sent)
+    assert job.run(campaign_of(jobs=ALL), index=COLLECT, SACCT_CODE="1").returncode == 0
+    assert (job.results / "jobs" / "sacct.txt").read_text() == "before\n"
+
+
 # Staging
 
 
@@ -459,6 +513,18 @@ def test_a_copy_of_the_image_that_differs_ends_the_job(node):
     assert list(stale.parent.iterdir()) == []
 
 
+@pytest.mark.parametrize("is_link", [False, True])
+def test_data_that_are_not_there_or_a_scratch_of_another_s_end_the_job(node, is_link):
+    (node.folder / "elsewhere").mkdir()
+    if is_link:
+        (node.folder / "my scratch/lockstep-7").symlink_to(node.folder / "elsewhere")
+    ended = node.run(site=staged(node) if is_link else staged(node, stage_in=["/nowhere"]))
+    message = "lockstep-7 belongs to another" if is_link else "'/nowhere': No such file"
+    assert (ended.returncode, message in ended.stderr) == (1, True)
+    assert is_link or is_clean(node)
+    assert list((node.folder / "elsewhere").iterdir()) == []
+
+
 def test_data_that_are_not_there_end_the_job(node):
     ended = node.run(site=staged(node, stage_in=["/nowhere"]))
     assert (ended.returncode, "'/nowhere': No such file" in ended.stderr) == (1, True)
@@ -502,3 +568,16 @@ def test_what_a_copy_that_died_left_is_copied(tmp_path):
     assert (tmp_path / "out-7" / "node1" / "trace").read_text() == "kept"
     assert not (tmp_path / "scratch.node1").exists()
     assert leave(tmp_path).wait(10) == 0  # nothing is left to do
+
+
+def test_a_copy_that_fails_is_no_success_to_who_waits_for_it(tmp_path):
+    mine = tmp_path / "scratch.node1"
+    mine.mkdir()
+    descriptor = os.open(mine, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    waiting = leave(tmp_path)
+    time.sleep(0.5)
+    assert waiting.poll() is None
+    mine.rename(tmp_path / "scratch")
+    os.close(descriptor)
+    assert waiting.wait(10) == 1

@@ -91,6 +91,13 @@ def test_a_line_is_whole_and_on_disk_before_append_returns(tmp_path, monkeypatch
     kept.close()
 
 
+def test_the_name_of_a_journal_is_on_disk_before_its_first_line(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    Journal(tmp_path / "journal.jsonl").close()
+    assert synced == [tmp_path.stat().st_ino]
+
+
 def test_a_file_is_on_disk_before_it_takes_the_place_of_the_old(tmp_path, monkeypatch):
     path = tmp_path / "result.json"
     files.write_atomically(path, "old")
@@ -144,6 +151,16 @@ def test_what_the_file_loses_while_it_is_written_is_written_again(tmp_path, lose
     kept.close()
 
 
+def test_a_journal_whose_folder_is_renamed_goes_on_there(tmp_path):
+    kept = Journal(tmp_path / "here" / "journal.jsonl")
+    kept.append(launch("a"))
+    (tmp_path / "here").rename(tmp_path / "there")
+    kept.append(case("a"))
+    kept.close()
+    assert len(told(tmp_path / "there" / "journal.jsonl")) == 2
+    assert not (tmp_path / "here").exists()
+
+
 @given(entries(), st.data())
 def test_a_cut_at_any_byte_loses_the_torn_line_and_no_finished_one(written, data):
     with tempfile.TemporaryDirectory() as folder:
@@ -194,6 +211,19 @@ def test_a_journal_is_ahead_of_a_document_once_a_case_has_ended_since(written, d
         for entry in written[cut:]:
             kept.append(entry)
         assert journal.is_ahead(path, document) == (ends()[1] != before)
+
+
+@pytest.mark.parametrize(
+    "document", [None, [], {}, {"benchmarks": 3, KEY: 3}, {"benchmarks": [], KEY: {"skipped": "a"}}]
+)
+def test_a_journal_is_ahead_of_what_is_no_document(tmp_path, document):
+    path = write(tmp_path / "journal.jsonl", launch("a"))
+    assert not journal.is_ahead(path, document)
+    with path.open("a") as file:
+        file.write('{"kind": "case", "case": "a"')  # torn
+    assert not journal.is_ahead(path, document)
+    write(path, launch("a", resumed=True), ended("skip", "a"))
+    assert journal.is_ahead(path, document)
 
 
 def test_the_document_is_pytest_benchmarks_own_with_our_block(tmp_path):
@@ -310,6 +340,19 @@ def test_what_no_reader_takes_is_not_written(tmp_path, monkeypatch, value, said)
     kept.append(case("b"))
     kept.close()
     assert told(path) == [launch("a", "b"), case("a"), case("b")]
+
+
+def test_what_is_fixed_is_appended_to_the_last_byte(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LIMIT_BYTES", LIMIT)
+    kept = Journal(write(tmp_path / "journal.jsonl", launch("a")))
+    before = kept.path.stat().st_size
+    kept.append(ended("fail", "a", ""))
+    room = LIMIT - 1 - (kept.path.stat().st_size - before)
+    kept.append(journal.copy_as_json(ended("fail", "a", "x" * room)))
+    with pytest.raises(ValueError, match="a line of the journal would have"):
+        journal.copy_as_json(ended("fail", "a", "x" * (room + 1)))
+    kept.close()
+    assert len(journal.read(kept.path)) == 3
 
 
 def test_a_journal_grows_no_larger_than_is_read(tmp_path, monkeypatch):

@@ -183,7 +183,7 @@ def test_the_text_claims_only_what_was_measured_and_its_card_fits_the_page(tmp_p
     assert "overlap is 10.8 % on 2 ranks, 9.2 % on 4 ranks" in text
     assert "On 4 ranks, only global batch 128 is shown to reach 70 %" in text
     assert "use 4 ranks at global batch 64, where efficiency is 53.0 %, below 70 %." in text
-    assert "then 1 step that runs freely" in text
+    assert "It has 1 step without synchronisation" in text
     card = re.findall(r"^    (.*)$", text, re.MULTILINE)
     assert any(line.startswith("trust") for line in card)
     assert max(map(len, card)) <= 60

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from lockstep.report.columns import table
 from lockstep.report.compute.scaling import pooled_step_s, series_of
 from lockstep.report.load.results import Results, Row
+from lockstep.report.page import collective_tables
 from lockstep.report.page.curves import ladder_panel
 from lockstep.report.words import headline, next_step
 
@@ -90,6 +91,14 @@ def test_a_size_that_is_tied_is_named_or_what_would_show_that_it_is():
 def test_equal_launches_ask_for_one_more_than_there_are(base, other, needed):
     (series,) = series_of([row(1, 100.0)] * base + [row(2, 150.0)] * other)
     assert series.launches_to_show(0.7) == f"at least {needed} launches of each size"
+
+
+@pytest.mark.parametrize(("nodes", "gb_per_s"), [(1, 300.0), (2, 25.0), (None, None)])
+def test_a_collective_is_compared_with_the_link_that_it_crosses(nodes, gb_per_s):
+    ((point,),) = [series.points for series in series_of([row(2, 1.0, num_nodes=nodes)])]
+    wires = {("l", False): 300.0, ("l", True): 25.0}
+    assert collective_tables._wire([[(8.0, point)]], wires) == gb_per_s
+    assert collective_tables._wire([[(8.0, point)]], {}) is None
 
 
 def times(values, scaling="strong"):

@@ -182,6 +182,19 @@ def test_a_stop_file_ends_a_launch_in_order_and_resume_measures_the_rest(tmp_pat
     assert [place[case] for case in ran] == list(range(10))
 
 
+@pytest.mark.chaos
+def test_every_rank_ends_as_rank_0_finds_the_stop_file(run_ranks, tmp_path):
+    (tmp_path / "stop").touch()
+    ended = run_ranks(
+        [[*COLLECTIVE, "--stop-file", "stop"]] + [[*COLLECTIVE, "--stop-file", "elsewhere"]] * 2,
+        tmp_path,
+        launcher="slurm",
+    )
+    assert [rank.returncode for rank in ended] == [75, 75, 75]
+    assert "stop exists, so the launch ends with 0 of 10 cases finished; " in ended[0].stdout
+    assert [rank.stdout + rank.stderr for rank in ended[1:]] == ["", ""]
+
+
 MEASURE = """
 import os
 import pytest

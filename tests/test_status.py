@@ -11,7 +11,7 @@ from stand_ins import StandIns, keep, leave, lockstep, now, sacct, send
 from lockstep.campaign import floor
 from lockstep.campaign.campaign import plan
 from lockstep.report.compute.evaluation import evaluate_folder
-from lockstep.slurm.client import ENDED
+from lockstep.slurm.client import ENDED, own_name
 from lockstep.slurm.status import status_cli
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Board
@@ -84,6 +84,17 @@ def test_each_layer_is_asked_once_however_many_jobs_there_are(here, folder, aske
     assert f"--jobs={','.join(map(str, range(40)))}" in asked.calls("sacct")[0]
 
 
+def test_a_job_that_slurm_hides_from_others_is_not_lost(here, folder, asked):
+    head = {"uuid": "lockstep:1", "job": "ladder", "id": "17", "user": "alice", "launches": ["w1"]}
+    Results(folder).note(head | {"time": "2026-01-01T00:00:00+00:00", "kind": "ladder"})
+    (row,) = jobs(here, asked)
+    assert asked.calls("squeue")[0].startswith(
+        f"squeue --user={','.join(sorted({'alice', own_name()}))} "
+    )
+    assert row["state"] == "unknown"
+    assert row["meaning"] == "the job belongs to alice, and Slurm does not show it to you"
+
+
 def test_a_script_that_was_only_written_is_to_be_sent(here, folder, asked):
     write_claim(folder, names=["w1-r0"])
     write_scripts(folder, x=(["w1-r0"], []), y=([], [("x", "afterany")]))
@@ -93,6 +104,18 @@ def test_a_script_that_was_only_written_is_to_be_sent(here, folder, asked):
     text = status(here, asked, "").stdout
     assert "x, job 41, submitted by hand: PENDING" in text
     assert "sbatch" not in text  # the collect job measures nothing
+
+
+def test_what_sbatch_refused_is_said_until_it_is_sent(here, folder, asked):
+    uuid = send(folder, "ladder", None, ["w1-r0"])
+    Results(folder).note({"uuid": uuid, "refused": "sbatch said: Invalid qos; change qos"})
+    text = status(here, asked, "").stdout
+    assert "ladder: not submitted; sbatch said: Invalid qos; change qos\n" in text
+    assert text.endswith(
+        "  lockstep submit CAMPAIGN --site SITE  # after you correct the refused key\n"
+    )
+    send(folder, "ladder", "17", ["w1-r0"])
+    assert "not submitted" not in status(here, asked, "").stdout
 
 
 def test_a_job_sent_by_hand_is_found_by_what_it_left(here, folder, asked):
@@ -156,6 +179,12 @@ def test_the_state_is_that_of_the_most_reliable_source(
     assert ended.returncode == (3 if is_unknown else int(state in {*ENDED, "LOST"}))
 
 
+def test_a_job_that_has_just_written_is_not_lost(here, folder, asked):
+    send(folder, "wrote", "18", ["w2-r0"])
+    keep(folder, "w2-r0", "a")
+    assert [row["state"] for row in jobs(here, asked)] == ["unknown"]
+
+
 def test_a_job_whose_id_was_never_said_is_found_by_its_comment(here, folder, asked):
     uuid = send(folder, "ladder", None, ["w1-r0"])
     asked.say("squeue", f"41|41|RUNNING|None|1795253711|me|{uuid}\n")
@@ -179,6 +208,20 @@ def test_all_is_well_once_another_job_has_made_what_one_left(here, folder, asked
     ended = status(here, asked, "")
     assert (ended.returncode, "launches: 2 of 2 complete" in ended.stdout) == (0, True)
     assert "  lockstep status --collect results/x\n" in ended.stdout
+
+
+def test_a_ladder_that_ended_below_its_floor_has_lost_nothing(here, folder, asked):
+    sizes = {f"w{size}-r0": size for size in (1, 4, 8)}
+    launches = [{"name": name, "world_size": size} for name, size in sizes.items()]
+    write_claim(folder, studies=["weak"], until_efficiency=0.6, launches=launches)
+    send(folder, "ladder", "17", list(sizes))
+    asked.say("sacct", sacct(account("17", "COMPLETED")))
+    for name in ("w1-r0", "w4-r0"):  # four ranks at the rate of one
+        keep(folder, name, "a", "b", world_size=sizes[name], elapsed_s=2.0 * sizes[name])
+    ended = status(here, asked)
+    record = json.loads(ended.stdout)
+    assert (ended.returncode, record["abandoned"], record["num_planned"]) == (0, [], 2)
+    assert record["next"] == ["lockstep status --collect results/x"]
 
 
 def test_a_floor_judges_no_halved_batch_and_no_other_device(folder):
@@ -277,6 +320,27 @@ def test_what_may_be_quiet_for_long_has_not_stalled(here, folder, asked, what):
     asked.say("squeue", "17|17|RUNNING|None|1795253711|me|lockstep:x-17\n")
     (row,) = jobs(here, asked)
     assert (row["state"], row["advice"]) == ("RUNNING", None)
+
+
+def test_a_stalled_element_of_an_array_is_cancelled_alone(here, folder, asked):
+    send(folder, "arr", "25", ["p0", "p1"], kind="array")
+    keep(folder, "p0", "a")
+    keep(folder, "p1", "a")
+    then = time.time() - 3600
+    os.utime(folder / "launches/p1/journal.jsonl", (then, then))
+    queue = "25_0|26|RUNNING|None|1|me|lockstep:arr-25\n25_1|25|RUNNING|None|1|me|lockstep:arr-25\n"
+    asked.say("squeue", queue)
+    (row,) = jobs(here, asked)
+    assert row["elements"] == {"RUNNING": 1, "STALLED": 1}
+    assert "--job arr --point 1, then once the other jobs have ended, " in row["advice"]
+
+
+@pytest.mark.parametrize("text", ["{", '{"jobs": {"x": {"kind": "job", "after": []}}}'])
+def test_a_damaged_record_of_scripts_is_one_sentence(here, folder, asked, text):
+    (folder / "jobs" / "scripts.json").write_text(text)
+    ended = status(here, asked, "")
+    assert ended.returncode == 2
+    assert "is damaged; delete this file, and lockstep submit writes a new one" in ended.stderr
 
 
 def test_watching_ends_with_the_jobs_and_tells_each_change_once(here, folder, asked, monkeypatch):

@@ -159,6 +159,19 @@ def test_jobs_that_may_still_write_are_waited_for_and_a_dry_run_names_them(folde
     assert len(sbatch_calls(folder)) == 1
 
 
+def test_a_script_of_the_folder_that_was_sent_by_hand_is_waited_for(folder):
+    script = f"{folder}/results/ladder/jobs/ladder.sh"
+    others = (
+        f"7|7|RUNNING|None|1|me|(null)|{folder}/results/other/jobs/x.sh\n8|8|RUNNING|None|1|me|||\n"
+    )
+    (folder / "queue").write_text(others)
+    assert submit(folder).returncode == 0
+    (folder / "queue").write_text(f"{others}9|9|PENDING|Priority|1|me|(null)|{script} x\n")
+    ended = submit(folder)
+    assert (ended.returncode, len(sbatch_calls(folder))) == (2, 1)
+    assert "job 9 of me (PENDING) may still write into" in ended.stderr
+
+
 def test_a_resumed_campaign_needs_neither_file_and_measures_what_is_missing(folder):
     assert submit(folder, JOBS, "--debug-comm").returncode == 0
     script = folder / "results/ladder/jobs/ladder-w8.sh"
@@ -241,6 +254,17 @@ def test_nothing_is_set_aside_for_jobs_that_cannot_be_made(folder):
     assert ended.returncode == 2
     assert "which take 3 ranks each" in ended.stderr
     assert not (folder / "results/ladder/launches-set-aside").exists()
+
+
+@pytest.mark.parametrize("file", ["campaign.json", "jobs/site.json"])
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 1}'])
+def test_a_record_that_is_broken_is_one_sentence(folder, file, text):
+    assert submit(folder).returncode == 0
+    (folder / "results/ladder" / file).write_text(text)
+    ended = lockstep("resume results/ladder", folder)
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.count("\n") == 1
 
 
 def test_a_profile_is_sent_apart_and_leaves_the_site_to_resume_as_it_was(folder):

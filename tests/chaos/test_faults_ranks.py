@@ -28,6 +28,22 @@ def assert_costs_its_case_alone(ended, num_launches):
     assert (launches, ended.num_left, ended.codes) == (num_launches, 0, [1])
 
 
+@pytest.mark.parametrize(
+    ("fault", "phase", "blames"),
+    [
+        ("raise", "setup", "OSError: the disk of this rank is full"),
+        ("raise", "teardown", "OSError: the disk of this rank is full"),
+        ("more", "after", "Timed out waiting"),
+    ],
+)
+def test_a_case_that_fails_on_one_rank_fails_on_all(fault, phase, blames, tmp_path):
+    ended = ladder(tmp_path, fault, FAULT_PHASE=phase)
+    assert_costs_its_case_alone(ended, num_launches=1)
+    when = "call" if phase == "after" else phase
+    assert [own[FAULTY] for own in ended.told.values()] == [[f"{when} failed"]] * 2
+    assert re.match(rf"rank 1 on [\s\S]*{blames}", ended.ends("fail")[FAULTY])
+
+
 def test_a_teardown_that_fails_on_one_rank_fails_on_all(tmp_path):
     ended = ladder(tmp_path, "raise", FAULT_PHASE="teardown")
     assert_costs_its_case_alone(ended, num_launches=1)
