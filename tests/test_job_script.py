@@ -513,18 +513,6 @@ def test_a_copy_of_the_image_that_differs_ends_the_job(node):
     assert list(stale.parent.iterdir()) == []
 
 
-@pytest.mark.parametrize("is_link", [False, True])
-def test_data_that_are_not_there_or_a_scratch_of_another_s_end_the_job(node, is_link):
-    (node.folder / "elsewhere").mkdir()
-    if is_link:
-        (node.folder / "my scratch/lockstep-7").symlink_to(node.folder / "elsewhere")
-    ended = node.run(site=staged(node) if is_link else staged(node, stage_in=["/nowhere"]))
-    message = "lockstep-7 belongs to another" if is_link else "'/nowhere': No such file"
-    assert (ended.returncode, message in ended.stderr) == (1, True)
-    assert is_link or is_clean(node)
-    assert list((node.folder / "elsewhere").iterdir()) == []
-
-
 def test_data_that_are_not_there_end_the_job(node):
     ended = node.run(site=staged(node, stage_in=["/nowhere"]))
     assert (ended.returncode, "'/nowhere': No such file" in ended.stderr) == (1, True)

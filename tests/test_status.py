@@ -335,14 +335,6 @@ def test_a_stalled_element_of_an_array_is_cancelled_alone(here, folder, asked):
     assert "--job arr --point 1, then once the other jobs have ended, " in row["advice"]
 
 
-@pytest.mark.parametrize("text", ["{", '{"jobs": {"x": {"kind": "job", "after": []}}}'])
-def test_a_damaged_record_of_scripts_is_one_sentence(here, folder, asked, text):
-    (folder / "jobs" / "scripts.json").write_text(text)
-    ended = status(here, asked, "")
-    assert ended.returncode == 2
-    assert "is damaged; delete this file, and lockstep submit writes a new one" in ended.stderr
-
-
 def test_watching_ends_with_the_jobs_and_tells_each_change_once(here, folder, asked, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda _: None)
     send(folder, "ladder", "17", ["w1-r0"])
