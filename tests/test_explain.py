@@ -307,4 +307,4 @@ def test_a_rank_that_asks_alone_is_told_so(run_ranks, tmp_path):
     (tmp_path / "script.py").write_text(ONE_RANK_ASKS)
     _, one = run_ranks([["script.py"]] * 2, tmp_path)
     assert "rank 0" in one.stderr
-    assert "call it on every rank" in one.stderr
+    assert "call lockstep.explain on every rank" in one.stderr

@@ -145,7 +145,7 @@ def test_an_image_that_is_gone_ends_the_job(job):
 @pytest.mark.parametrize(
     ("keys", "message", "key"),
     [
-        ({"scratch": "$NO_SUCH_FOLDER/mine"}, "NO_SUCH_FOLDER, which the site file", "scratch"),
+        ({"scratch": "$NO_SUCH_FOLDER/mine"}, "uses the variable NO_SUCH_FOLDER, but", "scratch"),
         ({"shell_before": "false"}, "", "shell_before"),
     ],
 )

@@ -259,7 +259,7 @@ def test_a_finished_campaign_is_left_as_it_is_until_it_is_measured_again(killed)
     assert {path.relative_to(aside): seen for path, seen in held.items()} == {
         path.relative_to(folder): seen for path, seen in before.items()
     }
-    assert "Changes since last time (lockstep compare " in ended.stdout
+    assert "Changes since the last measurement, as printed by lockstep compare " in ended.stdout
 
 
 @pytest.mark.parametrize(

@@ -299,7 +299,7 @@ def test_a_launch_goes_on_after_a_failure_and_ends_where_a_rank_is_lost(faulty):
     assert "a wrong result on one rank" in first[0].stdout
     assert re.search(
         r"^lockstep: rank 1 on \S+ \(.*\) did not finish the case \S+::test_dies\S+ within "
-        "case budget of 9 s;",
+        "9 s;",
         first[0].stderr,
         re.MULTILINE,
     )
@@ -347,7 +347,7 @@ def test_two_measured_tests_of_one_name_are_refused():
 
     one, other = item("a"), item("a", "test_x[1]")
     launch_options.refuse_tests([], [one, other, one], 1)
-    with pytest.raises(ValueError, match=r"^a.py::test_x and b.py::test_x have the same name"):
+    with pytest.raises(ValueError, match=r"a.py::test_x and b.py::test_x have the same name"):
         launch_options.refuse_tests([], [one, other, item("b")], 1)
 
 

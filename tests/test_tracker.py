@@ -4,6 +4,7 @@ import fcntl
 import importlib
 import json
 import os
+import re
 import select
 import shutil
 import socket
@@ -252,7 +253,7 @@ def test_nobody_waits_for_a_tracker_that_never_answers(folder, capsys):
             began = time.monotonic()
             send_new()
             assert time.monotonic() - began < 2 * sending.LIVE_TIMEOUT_S
-    todo = f"cannot be reached (timed out); no result is lost: lockstep export again {folder}"
+    todo = f"; no result is lost: lockstep export again {folder}"
     assert todo in capsys.readouterr().err
 
 
@@ -273,10 +274,11 @@ def test_a_measurement_goes_on_when_its_tracker_dies(tmp_path):
         results = tmp_path / "results" / "smoke"
         assert len(list(results.glob("launches/*/result.json"))) == 2
         tracker.dies_after = None
-        for new in ("3 new or changed", "nothing is new"):
+        # Whether it had the first whole when it died is a matter of time.
+        for new in (r"[23] new or changed", "nothing is new"):
             ended = command([*run, "export", "again", results])
             assert ended.returncode == 0
-            assert new in ended.stdout
+            assert re.search(new, ended.stdout)
         states = received(tracker).values()
     assert sorted(state for state, *_ in states) == ["FINISHED"] * 3
     assert [files for *_, files in states].count(["log.txt", "result.json"]) == 2
