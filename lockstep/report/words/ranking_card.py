@@ -29,7 +29,7 @@ BLOCKED = "there is no verdict, because lockstep check found an error"
 STUDIES = [name for name in NAMES if name not in (*LADDERS, *WITHOUT_RANKING)]
 VERDICTS: dict[PlaceKind, str] = {
     "best": "quickest", "slower": "slower", "not_shown_slower": "statistically tied",
-    "too_noisy": "too noisy to say", "same_buckets": "the same buckets", "alone": "",
+    "too_noisy": "too noisy to rank", "same_buckets": "the same buckets", "alone": "",
 }  # fmt: skip
 # Settings that are named in a sentence.
 MOST_NAMED = 4
