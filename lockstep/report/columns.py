@@ -310,8 +310,8 @@ _POINTS = {
         "count", "number of outliers: rounds far outside the quartiles of their launch; "
         "results include them",
         lambda place: sum(known) if (known := place.known_values("num_far_out")) else None),
-    "blocked_by": Column("text", "rules of lockstep check that found an error, for which the row "
-    "has no ratios"),
+    "blocked_by": Column("text", "rules of lockstep check that found an error; because of them, "
+    "the row has no ratios"),
 }  # fmt: skip
 
 

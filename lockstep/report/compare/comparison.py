@@ -312,10 +312,10 @@ def _match(
 
 def ambiguity(points: Sequence[Mapping[str, Any]]) -> str:
     """Return a sentence on points that could be paired in several ways."""
-    several = formats.counted(len(points), "point")
+    num_points = formats.counted(len(points), "point")
     in_a, in_b = (formats.listed(points[0][side], 3) for side in ("a", "b"))
     return (
-        f"{several} can be paired in several ways, such as {in_a} of A with {in_b} of B; give "
+        f"{num_points} can be paired in several ways, such as {in_a} of A with {in_b} of B; give "
         "results in which each side has only one of these points"
     )
 

@@ -390,9 +390,9 @@ def _loss_table(series: Series) -> parts.Table | None:
     point = series.points[-1]
     where, finding = f"on {counted(point.world_size, 'rank')}", ""
     if why := quantities.reason(series, point):
-        finding = f"{where} little is lost"
+        finding = f"{where}, little time is lost"
         if why.kind != "little":
-            finding = f"{where} no cause of the lost time is shown"
+            finding = f"{where}, no cause of the lost time is shown"
     if why and why.kind == "named":
         cause = why.named[0]
         lost_ms, step_ms = parts.ms(cause.seconds), number(why.loss.step_s * MILLI)

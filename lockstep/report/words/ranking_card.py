@@ -122,7 +122,8 @@ def headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
     made = []
     for ranking in ranked:
         is_study, text = ranking.study in STUDIES, _headline(ranking)
-        flagged = f"{ranking.num_flagged} of the {len(ranking.places)} settings are flagged"
+        num_settings = len(ranking.places)
+        flagged = f"{ranking.num_flagged} of the {num_settings} settings are flagged"
         launches = counted(ranking.num_launches, "launch")
         trust = f"trust: each setting has at least {launches}; {flagged}"
         made.append(entry(
