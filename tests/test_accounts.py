@@ -28,10 +28,10 @@ def report(root, *rows):
 def test_a_job_s_cost_stands_with_its_efficiency(tmp_path):
     found = report(tmp_path, row("17"))
     assert found["lead"] == [
-        "1 job ran 2 h in all.",
+        "1 job ran for 2 h in total.",
         "Allocated were 2.00 node-hours, 32.0 CPU-hours, 8.00 GPU-hours, "
         "64.0 hours of TRES billing.",
-        "2 of the GPU-hours, 25.0 %, were in timed regions.",
+        "2 of the GPU-hours (25.0 %) were spent in timed regions.",
     ]
     (jobs,) = found["tables"]
     assert report(tmp_path / "none", row("17", accounting=None)) is None

@@ -165,7 +165,7 @@ def test_an_import_prints_how_it_reads_each_column(tmp_path):
     assert [re.split(r"\s{2,}", line) for line in ended.output.splitlines()[1:4]] == [
         ["setup", "n", "-", "2 nodes x 8 GPUs", "2 x 8"],
         ["Img/sec", "throughput", "Img/sec", "10.5k", "10500"],
-        ["acc", "unknown column; report --csv prints it", "-", "0.9", "0.9"],
+        ["acc", "unknown column; lockstep report --csv prints it", "-", "0.9", "0.9"],
     ]
     assert not (tmp_path / "out").exists()
 

@@ -105,7 +105,7 @@ def test_a_rule_is_chosen_by_the_sizes_held_out_and_by_what_holds_elsewhere():
 @pytest.mark.parametrize(
     ("table", "at", "kind"),
     [
-        ("kempner_a100_resnet50", 32, "run summed over its ranks"),
+        ("kempner_a100_resnet50", 32, "run (time summed over its ranks)"),
         ("pytorch_ddp_bench_resnext50_32x4d_step", 8, "step"),
         ("dlperf_ngcpytorch_rn50_amp", 8, "unit of a rank's work"),
     ],

@@ -199,7 +199,7 @@ def test_a_setting_is_best_where_launches_tell_it_from_the_others(tmp_path, spre
     sweep(tmp_path, "sensitivity", "learning_rate", {0.1: 0.1, 0.12: 0.12}, drift=spread)
     part = section(data_of(tmp_path), "sensitivity")
     assert part["lead"][0].startswith("Best setting") == is_best
-    assert ("others too noisy to say" in part["tables"][-1]["finding"]) != is_best
+    assert ("others too noisy to rank" in part["tables"][-1]["finding"]) != is_best
 
 
 def test_flags_are_listed_with_their_points_which_lead_to_them(full, full_html):

@@ -51,7 +51,7 @@ def test_a_cited_table_keeps_few(tmp_path):
     [
         ("a launch that never ran", 2, "1 gap without a reason"),
         ("one launch at 4", 7, "2 of 3 ratios"),
-        ("nothing between 2 and 8", 12, "joins 2 and 8 ranks"),
+        ("nothing between 2 and 8", 12, "connects 2 and 8 ranks"),
     ],
 )
 def test_what_is_missing_is_named(tmp_path, name, number, words):

@@ -236,7 +236,7 @@ OF_TRAININGS = {
     "over runs",
         _pooled("best")),
     "target_accuracy": Column(
-        "ratio", "accuracy to reach: the one requested, or else the highest that all runs reach",
+        "ratio", "target accuracy: the one requested, or else the highest that all runs reach",
         _learned(lambda learned: learned.target)),
     "num_reached": Column("count", "number of runs that reach target_accuracy",
         _learned(lambda learned: None if learned.target is None else learned.num_reached)),
@@ -252,7 +252,7 @@ _POINTS = {
     "of the series",
         lambda place: place.series.layout),
     "num_launches": Column("count", "number of repeats, over which intervals are computed"),
-    "num_jobs": Column("count", "number of Slurm jobs of the launches"),
+    "num_jobs": Column("count", "number of Slurm jobs in which the launches ran"),
     "interval_over": Column(
         "text", "repeats over which intervals are computed: launches, jobs, or launches of one job",
         _interval_over),
@@ -273,8 +273,9 @@ _POINTS = {
     "time_ratio": Column(
         "ratio", "step time of the baseline / step time; only for weak and fixed-epochs scaling",
         lambda place: place.ratio(place.point.time_ratio)),
-    "device_hours": Column("h", "world size x hours, computed from the mean step time"),
-    "device_hours_per": Column("text", "work that device_hours is for: a run, or 1e6 samples"),
+    "device_hours": Column("h", "world size x hours for the work in device_hours_per, "
+    "computed from the mean step time"),
+    "device_hours_per": Column("text", "work to which device_hours refers: a run, or 1e6 samples"),
     "cost": Column("currency", "device_hours x price of a device-hour"),
     "extra_device_hours": Column("ratio", "device_hours / device_hours of the baseline - 1",
         lambda place: place.ratio(place.point.extra_device_hours)),
@@ -296,21 +297,21 @@ _POINTS = {
         _part("exposed")),
     "all_reduce_s": _with_interval("s", "time of the gradients' all-reduce while nothing else runs",
         _part("reduce")),
-    "overlap": _with_interval("ratio", "1 - exposed communication / time of the all-reduce "
-    "alone", _overlap),
+    "overlap": _with_interval("ratio", "share of the all-reduce hidden by computing: 1 - "
+    "exposed communication / time of the all-reduce alone", _overlap),
     "first_reduce_s": Column(
         "s", "time from the start of the backward pass until DDP's first bucket is ready",
         _median("first_reduce_s")),
     **OF_TRAININGS,
-    "flags": Column("text", "kinds of the result's flags; a flagged result is no evidence for a "
-    "proposal",
+    "flags": Column("text", "kinds of the flags (warnings) on the result; a flagged result is "
+    "no evidence for a proposal",
         lambda place: flags.to_dicts(place.point.flags)),
     "num_far_out": Column(
-        "count", "number of rounds far outside the quartiles of their launch; results include "
-        "these rounds",
+        "count", "number of outliers: rounds far outside the quartiles of their launch; "
+        "results include them",
         lambda place: sum(known) if (known := place.known_values("num_far_out")) else None),
-    "blocked_by": Column("text", "rules of lockstep check that found an error, so that the ratios "
-    "are missing"),
+    "blocked_by": Column("text", "rules of lockstep check that found an error; because of them, "
+    "the row has no ratios"),
 }  # fmt: skip
 
 
@@ -352,7 +353,8 @@ LAUNCHES = {
     "counted once"),
     "mfu": Column("ratio", "model FLOP/s divided by the datasheet's peak for dense operations"),
     "communication_share": _share("communication_share", "exposed communication / step time"),
-    "overlap": _share("overlap", "1 - exposed communication / time of the all-reduce alone"),
+    "overlap": _share("overlap", "share of the all-reduce hidden by computing: 1 - "
+    "exposed communication / time of the all-reduce alone"),
     "gpu_utilisation": _share(
         "gpu_utilisation", "share of NVML's sample periods in which a kernel ran"),
     "loader_idle": _share("loader_idle", "share of a step spent waiting for the data loader"),
@@ -367,10 +369,10 @@ LAUNCHES = {
         _trained(learning.final_accuracy)),
     "best_accuracy": Column("ratio", "accuracy of a training run after its best epoch",
         _trained(learning.best_accuracy)),
-    "num_far_out": Column("count", "number of rounds far outside the quartiles; results include "
-    "these rounds"),
-    "flags": Column("text", "kinds of the result's flags; a flagged result is no evidence for a "
-    "proposal",
+    "num_far_out": Column("count", "number of outliers: rounds far outside the quartiles; results "
+    "include them"),
+    "flags": Column("text", "kinds of the flags (warnings) on the result; a flagged result is "
+    "no evidence for a proposal",
         lambda row: _kinds(row.flags)),
 }  # fmt: skip
 

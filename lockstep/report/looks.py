@@ -52,8 +52,9 @@ class Look:
             "as planned" if self.planned else "made after the planned judgement")  # fmt: skip
         note = f" This judgement is not recorded: {self.unrecorded}." if self.unrecorded else ""
         return (
-            f"This is judgement {self.number} of these launches, {when}. All judgements share one "
-            f"risk of a false claim, and this judgement uses {100 * self.share:.3g} % of it.{note}"
+            f"This is judgement {self.number} of these launches, {when}. It uses "
+            f"{100 * self.share:.3g} % of the risk of a false claim that all judgements of these "
+            f"launches may take together.{note}"
         )
 
 

@@ -67,17 +67,19 @@ with several values at one size, such as strategy, splits the table by its value
 @click.option("--baseline", type=int, help="World size of the baseline.")
 @click.option(
     "--threshold", type=click.FloatRange(0, 1), default=GOOD_EFFICIENCY, show_default=True,
-    help="Least parallel efficiency that is called good.",
+    help="Lowest parallel efficiency that is called good.",
 )  # fmt: skip
 @click.option(
     "--cost-per-gpu-hour", type=click.FloatRange(min=0),
     help="Price of a GPU-hour; adds costs to the report.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Overwrite a file that is not a Lockstep report.")
-@click.option("--svg", is_flag=True, help="Write figures/ beside the page, as SVG.")
-@click.option("--pdf", is_flag=True, help="Write figures/ beside the page, as PDF.")
-@click.option("--png", is_flag=True, help="Write figures/ beside the page, as PNG.")
-@click.option("--redact", is_flag=True, help="Leave out hosts, users, paths and environment.")
+@click.option("--svg", is_flag=True, help="Also write figures/ beside the page, as SVG.")
+@click.option("--pdf", is_flag=True, help="Also write figures/ beside the page, as PDF.")
+@click.option("--png", is_flag=True, help="Also write figures/ beside the page, as PNG.")
+@click.option(
+    "--redact", is_flag=True, help="Leave hosts, users, paths and environment out of all output."
+)
 @click.option(
     "--proposal", type=click.Choice(pack_cli.FORMS),
     help="Write a pack for a compute-time proposal, paper or slides instead of a page.",

@@ -32,7 +32,7 @@ LEFT_OUT = (".sif", ".lock", ".part", ".tmp", ".html", ".key")
 def bundle(folder: Path, target: Path | None, licence: str | None, force: bool) -> None:
     """Pack results, their page and instructions to reproduce them into one archive.
 
-    FOLDER is a campaign's folder of results, or another one that lockstep report reads.
+    FOLDER is a campaign's folder of results, or any other folder that lockstep report reads.
     """
     from tempfile import TemporaryDirectory
 

@@ -56,11 +56,11 @@ With --targets: 0 if all targets are met, 1 if one is missed, not shown or block
     help="Judge the results by this targets file. The name of the built-in file is `proposal`.",
 )
 @click.option("--against", type=click.Path(path_type=Path),
-              help="With --targets: earlier results with which throughput_gain is "
-                   "judged.")  # fmt: skip
+              help="With --targets: earlier results to compare with; throughput_gain "
+                   "needs them.")  # fmt: skip
 @click.option("--allow", "allowed", multiple=True, type=click.Choice(ALLOWABLE),
-              help="Fact in which PATHS and --against may differ. The option can be "
-                   "repeated.")  # fmt: skip
+              help="Fact that may differ between PATHS and --against. Give the option "
+                   "once for each fact.")  # fmt: skip
 @click.pass_context
 @opening.accept_bundles()
 def check(

@@ -83,8 +83,8 @@ def constant_work(evidence: Evidence) -> Iterator[Finding]:
         base = series.baseline
         for size, factor in _samples_per_item(series):
             if not (abs(factor - 1) <= EXACT or _is_size(factor, size / base, EXACT)):
-                text = (f"samples per step divided by global batch gives {factor:.3g} times the "
-                        f"value at world size {base}")  # fmt: skip
+                text = (f"samples per step / global batch is {factor:.3g} times as high as at "
+                        f"world size {base}")  # fmt: skip
                 yield fact("uneven-steps", text, size, at=series,
                            factor=factor, baseline=base)  # fmt: skip
 
@@ -123,8 +123,8 @@ def fixed_epochs_as_strong(series: Series) -> Iterator[Finding]:
 @rule(
     "fixed-epochs",
     "warning",
-    "scaling with fixed epochs is neither strong nor weak, because each size has another global "
-    "batch",
+    "scaling with fixed epochs is neither strong nor weak, because the global batch differs "
+    "between the sizes",
     "quote the total time, the step time and the accuracy of each size",
     "ladders",
     doubts=False,
@@ -153,8 +153,8 @@ def fixed_epochs(series: Series) -> Iterator[Finding]:
         times_ms = joined(number(1e3 * step_s) for step_s in steps_s)
         shares = joined(f"{percent(share)} %" for share in kept)
         texts.append(
-            f"a step takes {times_ms} ms, so each rank above the baseline runs at {shares} of the "
-            "baseline's speed"
+            f"a step takes {times_ms} ms as the world size grows, so each rank reaches {shares} of "
+            "its speed at the baseline"
         )
     yield fact("fixed", "; ".join(texts), batches=batches, sizes=sizes, last=last.world_size,
                speedup=last.speedup, samples=samples, steps_s=steps_s, kept=kept)  # fmt: skip
@@ -176,7 +176,7 @@ def _trained_samples(series: Series) -> list[int]:
 
 @rule("small-batch", "warning",
       "fixed costs, such as kernel launches and waiting for other ranks, dominate such short steps",
-      "increase the local batch, and look in the report whether the devices are idle", "ladders",
+      "increase the local batch, and check in the report whether devices are idle", "ladders",
       doubts=False)  # fmt: skip
 def small_batch(series: Series) -> Iterator[Finding]:
     """Short steps of a fixed local batch get longer with more ranks, which then wait."""
@@ -285,7 +285,7 @@ def doubled_world_size(evidence: Evidence) -> Iterator[Finding]:
     for series in evidence.series:
         for size, factor in _samples_per_item(series):
             if _is_size(factor, size / series.baseline, EXACT):
-                text = f"the samples of a step count the global batch {factor:.3g} times"
+                text = f"the number of samples per step is {factor:.3g} times the global batch"
                 yield fact("steps-doubled", text, size, at=series, factor=factor)
         for row in (row for point in series.points for row in point.rows):
             logged = row.details.get("logged_over_true")
@@ -325,8 +325,8 @@ def contradiction(evidence: Evidence) -> Iterator[Finding]:
                               is_table=True)  # fmt: skip
                 continue
             grown, time_grown = rates[size] / rates[base], of_time[size] / of_time[base]
-            text = (f"throughput grows {ratio(grown)} times from {base} to {size} ranks, but the "
-                    f"times give a speed-up of {ratio(time_grown)}")  # fmt: skip
+            text = (f"throughput grows by a factor of {ratio(grown)} from {base} to {size} ranks, "
+                    f"but the times give a speed-up of {ratio(time_grown)}")  # fmt: skip
             yield fact("speed-ups-differ", text, size, at=rate, other_table=time.case, base=base,
                        size=size, grown=grown, time_grown=time_grown)  # fmt: skip
 
@@ -470,8 +470,9 @@ def ladder_gap(evidence: Evidence) -> Iterator[Finding]:
 @rule(
     "no-baseline",
     "warning",
-    "speed-up and efficiency leave out the losses between one rank and the smallest measured size",
-    "measure world size 1 as well, or name the baseline with each ratio",
+    "the baseline has several ranks, so ratios leave out the speed lost between one rank and the "
+    "baseline",
+    "measure world size 1 as well, or state the baseline beside each ratio",
     "ladders",
     doubts=False,
 )
@@ -482,7 +483,7 @@ def no_baseline(series: Series) -> Iterator[Finding]:
         yield fact("baseline", text, size, size=size)
 
 
-@rule("break", "warning", "no single curve fits the points before the break and after it",
+@rule("break", "warning", "one curve cannot fit both the points before the break and after it",
       "look for a cause at this size: a second node, a slow link, a shared file system",
       "ladders", doubts=False)  # fmt: skip
 def curve_breaks(series: Series) -> Iterator[Finding]:
@@ -592,7 +593,7 @@ def _number(row: Row, names: str) -> float:
     "epoch-against-run",
     "warning",
     "the runs spend time outside their epochs, or the number of epochs differs between sizes",
-    "state whether a speed-up is of an epoch or of the run, and find out what takes time outside "
+    "state whether each speed-up compares epochs or runs, and find out what takes time outside "
     "the epochs",
 )
 def epoch_against_run(evidence: Evidence) -> Iterator[Finding]:
@@ -617,7 +618,7 @@ def epoch_against_run(evidence: Evidence) -> Iterator[Finding]:
 
 
 @rule("impossible-line", "error",
-      "a number in this line of the table is wrong, or has another meaning",
+      "a number in this line of the table is wrong, or does not mean what its column says",
       "correct the line in the table, then import the table again")  # fmt: skip
 def impossible_lines(evidence: Evidence) -> Iterator[Finding]:
     """A line of a table counts nodes as ranks, has more nodes than ranks, or too large a batch."""
@@ -652,7 +653,7 @@ def impossible_lines(evidence: Evidence) -> Iterator[Finding]:
     "less-accurate",
     "warning",
     "more ranks train faster but learn less, so the speed-up compares different trainings",
-    "quote the accuracy of each size, or compare the times that the sizes need to reach one "
+    "quote the accuracy of each size, or compare the times that the sizes need to reach the same "
     "accuracy",
     "series",
     doubts=False,
@@ -671,7 +672,7 @@ def accuracy_falls(series: Series) -> Iterator[Finding]:
 @rule(
     "accuracy-open",
     "note",
-    "other seeds may change the accuracy as much, so it is not shown that more ranks learn less",
+    "other seeds may change the accuracy as much, so this does not show that more ranks learn less",
     "train each size with three seeds or more: set seed = [0, 1, 2] in the campaign",
     "series",
 )

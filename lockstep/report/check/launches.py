@@ -82,7 +82,7 @@ def mixed_provenance(evidence: Evidence) -> Iterator[Finding]:
 @rule(
     "mixed-cases",
     "error",
-    "one curve would mix different experiments",
+    "the case means different work in these launches, so one curve would mix them",
     "run lockstep report on each campaign separately; a common report leaves these cases out",
 )
 def mixed_cases(evidence: Evidence) -> Iterator[Finding]:
@@ -201,7 +201,7 @@ def duplicates(evidence: Evidence) -> Iterator[Finding]:
 
 
 @rule("unit", "error",
-      "no machine varies this much, so one of the values is wrong, and so are its ratios",
+      "no machine varies this much, so one of the values is wrong, and so are ratios made from it",
       "check the units of both values, then import or measure the wrong value again")  # fmt: skip
 def other_unit(evidence: Evidence) -> Iterator[Finding]:
     """Launches of one point, or ranks of two sizes, differ by a factor of 100 or more."""
@@ -263,8 +263,8 @@ def shared_gpu(launch: Launch) -> Iterator[Finding]:
 
 
 @rule("too-few-steps", "warning", "with so few steps, one slow step changes the result",
-      "increase rounds in the campaign, or choose a larger size; the size smoke is only for trials "
-      "and proves nothing", "measured", doubts=False)  # fmt: skip
+      "increase rounds or choose a larger size in the campaign file; the size smoke is only for "
+      "trials", "measured", doubts=False)  # fmt: skip
 def too_few_steps(series: Series) -> Iterator[Finding]:
     """A launch times fewer than ten steps."""
     few: dict[int, int] = {}
@@ -275,7 +275,8 @@ def too_few_steps(series: Series) -> Iterator[Finding]:
             few[row.world_size] = min(steps, few.get(row.world_size, steps))
     if few:
         steps_of_few = sorted(set(few.values()))
-        text = f"a launch times only {joined(steps_of_few)} steps, but {FEWEST_STEPS} are needed"
+        num_steps = joined(steps_of_few)
+        text = f"a launch times only {num_steps} steps, but {FEWEST_STEPS} are needed"
         yield fact("few-steps", text, *few, steps=steps_of_few, fewest=FEWEST_STEPS)
 
 
@@ -359,7 +360,7 @@ def failed_cases(evidence: Evidence) -> Iterator[Finding]:
             )
 
 
-@rule("missing-case", "error", "points that are missing without a reason may be the bad ones",
+@rule("missing-case", "error", "points that are missing without a reason may have bad results",
       "start the launch again to measure what is missing")  # fmt: skip
 def missing_cases(evidence: Evidence) -> Iterator[Finding]:
     """A case or a launch was planned, but has no result."""
@@ -373,7 +374,7 @@ def missing_cases(evidence: Evidence) -> Iterator[Finding]:
 
 
 @rule("dropped-launch", "warning",
-      "launches that were dropped after the first results may be the bad ones",
+      "launches that were dropped after the first results may have had bad results",
       "restore the earlier repeats and world sizes in the campaign and run it again")  # fmt: skip
 def dropped_launches(evidence: Evidence) -> Iterator[Finding]:
     """A launch was planned, and dropped by fewer repeats or world sizes once others had results."""
@@ -410,7 +411,7 @@ def _again(results: Results, name: str, action: str) -> tuple[str, str]:
         names = [entry.get("name") for entry in plan]
         if launch.name == name and names and launch.facts.get("launch", name) not in names:
             return by, (
-                f"delete {launch.path.parent}, which is not in its campaign's plan, or "
+                f"delete the folder {launch.path.parent}, which is not in its campaign's plan, or "
                 "increase repeats in the campaign file and run the campaign again"
             )
     return by, action.format(command=AGAIN[by])
@@ -434,9 +435,9 @@ def precision_fallback(_series: Series, point: Point) -> Iterator[Finding]:
 
 
 @rule("other-samples", "error",
-      "the throughput counts the stated samples, so the throughput is wrong by the same factor",
-      "pass samples=N with the samples of one rank, and measure again; len() of a pair of tensors "
-      "is 2", "points")  # fmt: skip
+      "the throughput is computed from the stated samples, so it is wrong by the same factor",
+      "pass the number of samples of one rank as samples=N, and measure again; len() of a pair of "
+      "tensors is 2, not the number of samples", "points")  # fmt: skip
 def other_samples(_series: Series, point: Point) -> Iterator[Finding]:
     """A user's own step states another number of samples than its batch holds."""
     for flag in point.flags:
@@ -473,7 +474,7 @@ def above_peak(_series: Series, point: Point) -> Iterator[Finding]:
         yield fact("over-peak", text, factor=factor)
 
 
-@rule("wrong-result", "error", "a fast case with a wrong result is a failed case",
+@rule("wrong-result", "error", "a case with a wrong result has failed, however fast it is",
       "fix the cause of the wrong result, and measure again", "points")  # fmt: skip
 def wrong_result(_series: Series, point: Point) -> Iterator[Finding]:
     """A check of the result, made outside the timed region, failed, or the loss rose."""
@@ -481,7 +482,7 @@ def wrong_result(_series: Series, point: Point) -> Iterator[Finding]:
         launches = (row.launch,)
         if failed := sorted(name for name, passed in row.checks.items() if passed is False):
             names = listed(failed)
-            text = f"the check of {names} failed"
+            text = f"a check of the result failed: {names}"
             yield fact("check-failed", text, launches=launches, names=names)
         if any(row.checks.get(name, 0.0) is None for name in LOSSES):
             yield fact("loss-unknown", "the loss is NaN or infinite", launches=launches)
@@ -553,7 +554,7 @@ def not_measured(evidence: Evidence) -> Iterator[Finding]:
 @rule(
     "ranks-missing",
     "error",
-    "a round lasts as long as its slowest rank, and this rank may be missing",
+    "a round lasts as long as its slowest rank, which may be the missing rank",
     "delete result.json, so that Lockstep reads the journal instead, or measure again",
     "entries",
 )
@@ -563,7 +564,7 @@ def ranks_missing(entry: Entry) -> Iterator[Finding]:
     # Runs of a program are timed from outside by one clock.
     if held != size and "command" not in entry.block.get("details", {}):
         recorded_ranks = counted(held, "rank")
-        text = f"the case has the rounds of {recorded_ranks}, but its world size is {size}"
+        text = f"the case recorded rounds of {recorded_ranks}, but its world size is {size}"
         yield fact("ranks-missing", text, held=held, size=size)
 
 

@@ -38,7 +38,7 @@ def _below(path: str, names: str) -> tuple[str, ...]:
 
 # Reason why facts are not compared here -> these facts.
 MAY_DIFFER: dict[str, tuple[str, ...]] = {
-    "another rule, or another part of this rule, compares these facts": (
+    "lockstep check compares these facts in another rule, or in another part of this rule": (
         "world_size", "num_nodes", "rounds", "expected", "failed", "complete", "in_flight",
         "left_behind", "sessions", "started",
         *(f"provenance.{name}" for name in (*POOLING_FACTS, "hostname", "threads_per_rank")),
@@ -52,7 +52,7 @@ MAY_DIFFER: dict[str, tuple[str, ...]] = {
         *_below(TELEMETRY, " ".join(CLOCKS)),
         *_below(TELEMETRY, "gpu_utilisation clocks_held_back throttled_s"),
     ),
-    "these facts name one launch or one process": (
+    "these facts identify one launch or one process": (
         *("launch", "campaign", "repeat", "part", "skipped", "provenance.command"),
         *_below(RANKS, "rank local_rank pid device clock_offset_s"),
         *_below("provenance.slurm", "SLURM_JOB_ID SLURM_JOB_NAME SLURM_JOB_NODELIST SLURM_NNODES "
@@ -60,13 +60,13 @@ MAY_DIFFER: dict[str, tuple[str, ...]] = {
         *_below("provenance.environment", "NCCL_COMM_ID NCCL_HOSTID"),
         f"{DETAILS}.command.line", *_below("case.training", "checkpoints steps_file"),
     ),
-    "each launch draws new values of these facts, so that order and seed vary": (
+    "each launch gets its own values of these facts, because order and seed should vary": (
         *("order_seed", "provenance.seed", f"{DETAILS}.order_seed"),
         *_below("case", "position training.seed factors.seed"),
     ),
     "these facts describe the file format": ("schema", "case.schema"),
     # Options of a session; the record of a case has the settings of the measurement.
-    "the record of each case holds the relevant part of these facts, and is compared instead": (
+    "each case records the relevant part of these facts, and that part is compared instead": (
         "measured_with", "studies", "provenance.dropped_environment",
         *_below(DETAILS, "ignored command.over command.metrics input"),
     ),
@@ -147,9 +147,10 @@ def circumstances(evidence: Evidence) -> Iterator[Finding]:
         for name in dict.fromkeys(name for of_file in known for name in of_file):
             values = list(dict.fromkeys(each[name] for each in known if name in each))
             if len(values) > 1:
+                different_values = joined(values)
                 text = (
                     f"the files of this point are no repeats, because {name} differs between them: "
-                    f"{joined(values)}"
+                    f"{different_values}"
                 )
                 action = ("compare two of the files with lockstep compare A B, or give only "
                           "files of one commit and host")  # fmt: skip
@@ -207,8 +208,9 @@ def _odd_entries(entries: Sequence[Entry], known: Sequence[Facts]) -> Iterator[F
             if len(usual) == len(odd):
                 kind, where = "circumstances-differ", [*usual, *odd]
                 values["usual_sizes"] = sizes(usual)
+                usual_sizes = joined(sizes(usual))
                 text = (
-                    f"{name} is {usual_value} in launches at world size {joined(sizes(usual))}, "
+                    f"{name} is {usual_value} in launches at world size {usual_sizes}, "
                     f"but {value} in equally many launches at world size {odd_sizes}"
                 )
             # A fact of a launch holds for all of its cases.
@@ -277,9 +279,9 @@ def _far_from_others(launches: Sequence[Launch]) -> Iterator[Finding]:
         own = sorted(hosts[size])
         others = sorted({host for other in sizes if other != size for host in hosts[other]})
         if own and others and not {*own} & {*others}:
+            own_hosts, other_hosts = joined(own), joined(others)
             text = (
-                f"this size ran on the hosts {joined(own)}, but the other sizes ran on "
-                f"{joined(others)}"
+                f"this size ran on the hosts {own_hosts}, but the other sizes ran on {other_hosts}"
             )
             yield fact("other-hosts", text, size, own=own, others=others)
     for size in chosen:
@@ -288,8 +290,8 @@ def _far_from_others(launches: Sequence[Launch]) -> Iterator[Finding]:
         if gaps and min(gaps) > FAR_APART:
             date, hours = str(min(times[size]).date()), min(gaps) / timedelta(hours=1)
             text = (
-                f"this size was measured on {date}, at least {hours:.0f} hours before or after "
-                "each other size"
+                f"this size was measured on {date}, at least {hours:.0f} hours apart from "
+                "every other size"
             )
             yield fact("other-date", text, size, hours=hours, date=date)
 
@@ -313,7 +315,7 @@ def several_settings(series: Series) -> Iterator[Finding]:
     """Launches of a case differ in a setting that should be constant, such as threads."""
     if series.main and any(point is series.base for point in series.points):
         sizes = [point.world_size for point in series.points]
-        text = f"the launches differ in a setting: only some have {series.layout}"
+        text = f"only some of the launches have this setting: {series.layout}"
         yield fact("other-setting", text, *sizes, setting=series.layout)
 
 
@@ -363,6 +365,6 @@ def not_in_turn(evidence: Evidence) -> Iterator[Finding]:
         if len(pairs) > max(len(times[base]), len(times[size])) and abs(lead(pairs)) > MOST_APART:
             sizes.append(size)
     if sizes:
-        text = (f"nearly all launches at world size {joined(sizes)} ran before the launches at "
-                f"world size {base}, or nearly all ran after them")  # fmt: skip
+        text = (f"the launches at world size {base} were not interleaved with those at world "
+                f"size {joined(sizes)}: nearly all ran earlier, or nearly all later")  # fmt: skip
         yield fact("not-in-turn", text, *sizes, sizes=sizes, base=base)

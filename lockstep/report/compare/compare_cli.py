@@ -48,14 +48,17 @@ ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "lay
 @click.option("--margin", type=float, default=0.03, show_default=True,
               help="Largest relative difference at which two rates count as the same.")  # fmt: skip
 @click.option("--allow", "allowed", multiple=True, type=click.Choice(ALLOWABLE),
-              help="Compare even if A and B differ in this fact. The option can be "
-                   "repeated.")  # fmt: skip
-@click.option("--html", "page", metavar="FILE.html", help="Also write an HTML page.",
+              help="Compare even if A and B differ in this fact. Give the option once "
+                   "for each fact.")  # fmt: skip
+@click.option("--html", "page", metavar="FILE.html", help="Also write an HTML page to this file.",
               type=click.Path(path_type=Path, dir_okay=False))  # fmt: skip
 @click.option("--document", "folder", metavar="FOLDER",
-              help="Also write a document on lost time, changes and gain, as Markdown and LaTeX.",
+              help="Also write a document on lost time, changes and gain to this folder, as "
+                   "Markdown and LaTeX.",
               type=click.Path(path_type=Path, file_okay=False))  # fmt: skip
-@click.option("--redact", is_flag=True, help="Leave out hosts, users, paths and environment.")
+@click.option(
+    "--redact", is_flag=True, help="Leave hosts, users, paths and environment out of all output."
+)
 @click.option("--force", is_flag=True, help="Overwrite files that Lockstep did not write.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown tables.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -114,7 +114,7 @@ def _differences(comparison: Comparison) -> Panel:
     if rows:
         made["tables"] = [table("What differs", ["Fact", "A", "B"], rows, 3)]
     else:
-        made["lead"] = ["No recorded fact of software, machine or options differs."]
+        made["lead"] = ["A and B differ in no recorded fact on software, machine or options."]
     made["lead"] += (
         [f"These facts are equal wherever they are recorded: {listed(equal, 12)}."] if equal else []
     )

@@ -312,10 +312,10 @@ def _match(
 
 def ambiguity(points: Sequence[Mapping[str, Any]]) -> str:
     """Return a sentence on points that could be paired in several ways."""
-    several = formats.counted(len(points), "point")
+    num_points = formats.counted(len(points), "point")
     in_a, in_b = (formats.listed(points[0][side], 3) for side in ("a", "b"))
     return (
-        f"{several} can be paired in several ways, such as {in_a} of A with {in_b} of B; give "
+        f"{num_points} can be paired in several ways, such as {in_a} of A with {in_b} of B; give "
         "results in which each side has only one of these points"
     )
 
@@ -454,14 +454,14 @@ def _cautions(
     begun = [list(filter(None, map(replicates.begun, side))) for side in launches]
     ahead = replicates.lead(list(product(begun[0], begun[1])))
     if abs(ahead) > replicates.MOST_APART:
-        share = "all" if abs(ahead) == 1 else "most"
+        all_or_most = "all" if abs(ahead) == 1 else "most"
         first, last = "AB" if ahead > 0 else "BA"
         text = (
-            f"{share} launches of {first} ran before {share} launches of {last}, so a drift of "
-            "the machine would look like a difference; measure in the order A B B A to rule "
-            "out a drift"
+            f"{all_or_most} launches of {first} ran before {all_or_most} launches of {last}, so a "
+            "drift of the machine would look like a difference; measure in the order A B B A to "
+            "rule out a drift"
         )
-        values = {"first": first, "last": last, "share": share}
+        values = {"first": first, "last": last, "share": all_or_most}
         yield Reason("not-in-turn", text, "warning", values=values)
     rows = [pair.a for pair in pairs], [pair.b for pair in pairs]
     for letter, points in zip("AB", rows, strict=True):

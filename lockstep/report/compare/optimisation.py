@@ -120,8 +120,9 @@ def _reasons(evaluation: Evaluation) -> Iterator[str]:
             continue
         point = verdict_card.loss_point(curve, GOOD_EFFICIENCY)
         why = quantities.reason(curve, point)
-        known = "the causes of the loss were not timed"
+        known = "the causes of the lost time were not timed"
         if why:
-            known = "little is lost" if why.kind == "little" else "no cause of the loss is shown"
+            is_little = why.kind == "little"
+            known = "little time is lost" if is_little else "no cause of the lost time is shown"
         ranks = counted(point.world_size, "rank")
         yield verdict_card.why_short(curve, point, why) or f"{curve.label} on {ranks}: {known}."

@@ -317,9 +317,9 @@ def rule(comparison: Comparison) -> list[str]:
     level, num_points = 100 * (1 - comparison.error), counted(tested, "point")
     low, high = 1 / (1 + comparison.margin), 1 + comparison.margin
     text = (
-        f"Level of the intervals: {level:.3g} %, corrected for {num_points}. A point is the same "
-        f"if its interval lies within {low:.3f} to {high:.3f}. A point is faster or slower if its "
-        "interval goes beyond this range and excludes 1."
+        f"Confidence level of the intervals: {level:.3g} %, corrected for {num_points}. A "
+        f"point is the same if its interval lies within {low:.3f} to {high:.3f}. A point is "
+        "faster or slower if its interval goes beyond this range and excludes 1."
     )
     if any(interval(judged) == TOO_WIDE for _, judged in comparison.points):
         text += (
@@ -395,7 +395,7 @@ def text(
         for in_a, in_b in [map(values, sides)]
     ]
     if same := comparison.same_facts:
-        circumstances = circumstances or ["differs: no recorded fact"]
+        circumstances = circumstances or ["differs: none of the recorded facts"]
         circumstances.append(f"equal: {listed([fact(name) for name in same], 8)}")
     elif not comparison.environment:
         circumstances.append("environment: neither A nor B recorded an environment")

@@ -143,7 +143,9 @@ class Verdict:
                 return MISSED, [self._miss("too-much", max(value, low) - most, "too much")]
             case "within":
                 return MET, []
-        return NOT_SHOWN, [_reason("straddles", "the interval contains the target")]
+        return NOT_SHOWN, [
+            _reason("straddles", "the interval contains the target, so nothing is decided")
+        ]
 
     def _miss(self, kind: str, gap: float, word: str) -> Reason:
         is_share = self.unit == "%"
@@ -288,7 +290,7 @@ def _gains(targets: Targets, against: Comparison | None) -> Iterator[Verdict]:
         return
     pairs = [pair for pair in against.points if pair[0].b[0].study not in WITHOUT_COST]
     if not pairs:
-        yield wanted.doubt("no-training", "the results and --against have no common training step")
+        yield wanted.doubt("no-training", "no training step is in both the results and --against")
     for pair, judged in pairs:
         flags = [flag for _, flag in pair.flags]
         sides = [
@@ -499,8 +501,8 @@ def row(verdict: Verdict) -> list[str]:
     elif most == 0 and unit == "problems":
         text = "no problem wanted"
     elif least is not None and least < 0:
-        limit, loss = shown(least, unit), shown(-least, unit)
-        text = f">= {limit} wanted, so the loss may be at most {loss}"
+        limit, decrease = shown(least, unit), shown(-least, unit)
+        text = f">= {limit} wanted, so a decrease may be at most {decrease}"
     else:
         sign, bound = (">=", least) if most is None else ("<=", most)
         text = f"{sign} {shown(bound, unit)} wanted"
@@ -521,9 +523,9 @@ def notes(verdicts: Sequence[Verdict], warnings: Sequence[Finding] = ()) -> list
         message = group.message(checker.MAX_FACTS)
         texts.append(f"check warns, {group.first.rule}: {group.where()}: {message}")
     if alone := sum(verdict.in_one_job for verdict in verdicts):
-        intervals, comes = counted(alone, "interval"), "comes" if alone == 1 else "come"
+        intervals = counted(alone, "interval")
         texts.append(
-            f"{intervals} {comes} from repeats in one Slurm job, and jobs on other nodes may "
+            f"the repeats behind {intervals} ran in one Slurm job, and jobs on other nodes may "
             "differ more; repeat in several jobs, or set is_machine = true under [jobs] in the "
             "campaign if only these nodes matter"
         )

@@ -47,8 +47,8 @@ class Reference(inputs.Table):
     )
     world_size: Count = Field(description="ranks")
     system: str = key(
-        "host, partition or device of the value, or the text in the column `system` of a table; * "
-        "matches any text, and ? matches any character",
+        "host, partition or device that the value is for, or the text in the column `system` of a "
+        "table; * matches any text, and ? matches any character",
         "*",
     )
     value: Positive = Field(description="expected value")
@@ -100,7 +100,8 @@ class Targets(inputs.Table):
     loader_idle: Fraction | None = key("maximum share of waiting for the data loader in a step")
     num_nodes: Count | None = key("minimum number of nodes that were measured")
     clean_runs: Literal[True] | None = key(
-        "if true, there must be no flag, no failed case and no launch without a result"
+        "if true, the results must have no flag (warning), no failed case and no launch without a "
+        "result"
     )
     reference: tuple[Reference, ...] = key("expected values of single cases", ())
 

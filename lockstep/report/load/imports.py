@@ -401,22 +401,22 @@ def _count(cells: Mapping[str, str], name: str) -> int | None:
     return _whole(cells[name], name) if cells.get(name) else None
 
 
-def _whole(text: str, name: str) -> int:
-    value = _positive(text, name)
+def _whole(cell: str, name: str) -> int:
+    value = _positive(cell, name)
     if value != int(value):
-        raise ValueError(f"column {name} has {text!r}, which is not a whole number")
+        raise ValueError(f"column {name} has {cell!r}, which is not a whole number")
     return int(value)
 
 
-def _positive(text: str, name: str) -> float:
-    value = _number(text, name)
+def _positive(cell: str, name: str) -> float:
+    value = _number(cell, name)
     if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"column {name} has {text!r}, which is not a positive number")
+        raise ValueError(f"column {name} has {cell!r}, which is not a positive number")
     return value
 
 
-def _number(text: str, name: str) -> float:
+def _number(cell: str, name: str) -> float:
     try:
-        return float(text)
+        return float(cell)
     except ValueError:
-        raise ValueError(f"column {name} has {text!r}, which is not a number") from None
+        raise ValueError(f"column {name} has {cell!r}, which is not a number") from None

@@ -103,7 +103,7 @@ def _read_imported(path: Path, document: dict[str, Any], results: Results) -> No
                 )
             if not isinstance(recorded, list):
                 raise ValueError(
-                    f"{where}: flags is {recorded!r:.80}, not a list; import the table again"
+                    f"{where}: key flags is {recorded!r:.80}, not a list; import the table again"
                 )
             row.flags = list(map(flags.read, recorded))
             results.rows.append(row)
@@ -129,7 +129,7 @@ def _read_launch(
     part = facts.get("part")
     if part and not (len(part) == 2 and part[0] in range(1, part[1] + 1)):
         raise ValueError(
-            f"{path}: part is {part}, not [K, N] with K from 1 to N; measure this launch again"
+            f"{path}: key part is {part}, not [K, N] with K from 1 to N; measure this launch again"
         )
     plain = path.parent.name if path.name in (RESULT, JOURNAL) else path.stem
     name = str(facts.get("launch") or sources.printable(plain))
@@ -253,8 +253,8 @@ def _checked_case(block: Any, where: str) -> CaseRecord:
     allowed = {case.world_size, len(case.rank_round_s)}
     if len(shapes) > 1 or any(len(ranks) not in allowed for ranks in variants):
         raise ValueError(
-            f"{where}: the variants of the step were timed on different numbers of ranks or turns; "
-            "measure again"
+            f"{where}: the variants of the step were not timed equally often, or not on "
+            "equally many ranks; measure again"
         )
     return case
 

@@ -414,7 +414,9 @@ def values(table: Table) -> tuple[list[tuple[str, ...]], Lines]:
     understood: list[tuple[str, ...]] = []
     for column in columns:
         meaning = (
-            column.name if column.name in COLUMNS else "unknown column; report --csv prints it"
+            column.name
+            if column.name in COLUMNS
+            else "unknown column; lockstep report --csv prints it"
         )
         if re.search(r"(?i)speed.?up|efficiency", column.name):
             meaning = f"{meaning}; lockstep check compares it with the computed ratio"

@@ -76,9 +76,9 @@ def _lead(rows: Sequence[Row], known: Sequence[Row], hours: str) -> Iterator[str
     missing, jobs = len(rows) - len(known), counted(len(known), "job")
     elapsed, unended = in_words(sum(values(known, "elapsed_s"))), counted(missing, "job")
     if missing:
-        yield f"{jobs} ran {elapsed} in all; the end of {unended} is not known."
+        yield f"{jobs} ran for {elapsed} in total. The end of {unended} is not known."
     else:
-        yield f"{jobs} ran {elapsed} in all."
+        yield f"{jobs} ran for {elapsed} in total."
     sums = [(sum(values(known, name)), unit) for name, unit in ACCOUNTED.items()]
     if texts := [f"{number(total)} {unit}" for total, unit in sums if total]:
         yield f"Allocated were {', '.join(texts)}."
@@ -87,14 +87,14 @@ def _lead(rows: Sequence[Row], known: Sequence[Row], hours: str) -> Iterator[str
     if gpu_hours and hours == "GPU-hours":
         measured = sum(_numbers((row for row in known if any(values([row], "gpu_hours"))), HELD))
         share, timed = percent(measured / gpu_hours), trimmed(measured)
-        yield f"{timed} of the GPU-hours, {share} %, were in timed regions."
+        yield f"{timed} of the GPU-hours ({share} %) were spent in timed regions."
     else:
         timed = trimmed(sum(_numbers(known, HELD)))
-        yield f"{timed} {hours} were in timed regions."
+        yield f"{timed} {hours} were spent in timed regions."
     if staged := _numbers(rows, "stage_in_s"):
-        into, back = in_words(sum(staged)), in_words(sum(_numbers(rows, "stage_out_s")))
+        time_in, time_out = in_words(sum(staged)), in_words(sum(_numbers(rows, "stage_out_s")))
         jobs = counted(len(staged), "job")
-        yield f"Staging files in took {into}, and staging files out took {back}, in {jobs}."
+        yield f"In {jobs}, staging files in took {time_in}, and staging files out took {time_out}."
     hits, misses = (int(sum(_numbers(rows, name))) for name in ("cache_hits", "cache_misses"))
     if hits or misses:
         nodes = counted(hits + misses, "node")

@@ -282,8 +282,8 @@ def _curves(series: Sequence[Series]) -> list[dict[str, Any]]:
     return [
         {
             "kind": "band", "id": f"curve-{index}-{_safe(name)}", "title": f"{name} over a run",
-            "xlabel": "Number of the value in the run", "ylabel": f"{name} ({unit})", "whole": True,
-            "percent": False, "lines": [], "series": own[:MAX_CURVES],
+            "xlabel": "Position of the value in the run", "ylabel": f"{name} ({unit})",
+            "whole": True, "percent": False, "lines": [], "series": own[:MAX_CURVES],
             "note": "The line is the mean over launches, and the band is its 95 % interval."
             + (f" First {MAX_CURVES} of {len(own)}." if len(own) > MAX_CURVES else ""),
             "desc": f"{name} in {unit} over a run. "

@@ -36,7 +36,7 @@ def collective_panel(study: str, series: Sequence[Series], wires: Wires) -> Pane
     notes = []
     if drawn and len(swept) > min(len(drawn), MAX_CURVES):
         names = formats.listed(list(drawn)[:MAX_CURVES], MAX_CURVES)
-        notes = [f"The figure shows {names} at world size {largest}, which is the largest."]
+        notes = [f"The figure shows {names} at the largest world size, {largest}."]
     lead = (
         "algbw is message size / time. busbw is algbw times the factor that nccl-tests defines, so "
         "that it can be compared with the speed of a link. With one rank no data crosses a link."
@@ -103,7 +103,8 @@ def _link_tables(ordered: Mapping[Key, Sweep], largest: int, wires: Wires) -> li
     """Return tables of latency and rate fitted to each sweep; smaller world sizes are folded."""
     columns = (
         "Collective", "Ranks", "Nodes", "Sizes", "Latency (\u00b5s)", "95 % interval (\u00b5s)",
-        "Rate (GB/s)", "95 % interval (GB/s)", "Error of the fit (%)", "Share of the wire (%)",
+        "Rate (GB/s)", "95 % interval (GB/s)", "Error of the fit (%)",
+        "Share of the wire's rate (%)",
     )  # fmt: skip
     notes = {
         "Latency (\u00b5s)": "Latency and rate are fitted to all sizes of a sweep: time = latency "
@@ -111,9 +112,9 @@ def _link_tables(ordered: Mapping[Key, Sweep], largest: int, wires: Wires) -> li
         "Rate (GB/s)": "The rate is the busbw of infinitely long messages.",
         "Error of the fit (%)": "A large error of the fit means that the library changes its "
         "algorithm with the message size.",
-        "Share of the wire (%)": "The wire's rate is the sum over all network ports that the "
-        "first node uses. On one node, it is the rate of NVLink or PCIe in one direction in the "
-        "GPU's data sheet.",
+        "Share of the wire's rate (%)": "The wire's rate is the sum over all network ports that "
+        "the first node uses. On one node, it is the rate of NVLink or PCIe in one direction in "
+        "the GPU's data sheet.",
     }
     fewer = "fewer ranks"
     rows: dict[str, list[list[str]]] = {counted(largest, "rank"): [], fewer: []}

@@ -102,7 +102,7 @@ def _throughput(series: Sequence[Series]) -> list[Figure]:
         made.append(curve_figure(key, title, label, curves, ylog=True, ideal=IDEAL))
     if len(units) > MAX_UNITS:
         others = formats.listed(f"{unit}/s" for unit in units[MAX_UNITS:])
-        made[-1]["note"] = f"Series in {others} are only drawn in the figure of speed-up."
+        made[-1]["note"] = f"Series in {others} are drawn only in the figure of speed-up."
     return made
 
 
@@ -364,10 +364,11 @@ LOSS_NOTE = (
 )
 PHASE_COLUMNS = (
     "Ranks", "Data (ms)", "Forward (ms)", "Backward (ms)", "Optimizer (ms)",
-    "All-reduce alone (ms)", "Exposed, with DDP's work (ms)", "Overlap (%)", "95 % interval (%)",
+    "All-reduce alone (ms)", "Exposed communication, with DDP's work (ms)", "Overlap (%)",
+    "95 % interval (%)",
 )  # fmt: skip
 PHASE_NOTE = {
-    "Data (ms)": "Data is how long the slowest rank waits for its batch on average.",
+    "Data (ms)": "Data is the mean time that the slowest rank waits for its batch.",
     "Forward (ms)": "Forward, backward and optimizer are means over ranks, then medians over "
     "turns of the whole step, then medians over launches.",
     "Backward (ms)": "Backward includes the communication that the backward pass does not hide.",
@@ -389,9 +390,9 @@ def _loss_table(series: Series) -> parts.Table | None:
     point = series.points[-1]
     where, finding = f"on {counted(point.world_size, 'rank')}", ""
     if why := quantities.reason(series, point):
-        finding = f"{where} little is lost"
+        finding = f"{where}, little time is lost"
         if why.kind != "little":
-            finding = f"{where} no cause of the lost time is shown"
+            finding = f"{where}, no cause of the lost time is shown"
     if why and why.kind == "named":
         cause = why.named[0]
         lost_ms, step_ms = parts.ms(cause.seconds), number(why.loss.step_s * MILLI)

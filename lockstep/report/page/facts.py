@@ -43,8 +43,8 @@ MEANS = {
     "Cores kept busy": ("process_cores", 1),
     "Resident (GB)": ("rss_bytes", 1 / GIGA),
     "Workers' busy cores": ("child_cores", 1),
-    "Host sends by InfiniBand (GB/s)": ("fabric_sent_gb_per_s", 1),
-    "Host sends by other networks (GB/s)": ("sockets_sent_gb_per_s", 1),
+    "Sent by the host over InfiniBand (GB/s)": ("fabric_sent_gb_per_s", 1),
+    "Sent by the host over other networks (GB/s)": ("sockets_sent_gb_per_s", 1),
 }
 MEANT = (
     "Values of devices and processes are means over the timed rounds of the launch's cases. The "
@@ -100,8 +100,8 @@ def flags(series: Sequence[Series]) -> Panel | None:
         for (number, flag), where in sorted(places.items())
     ]
     made = table(
-        "Flags and the points they concern", ("Number", "Flag", "Where", "Points"), rows, 3,
-        row_ids=[f"flag-{row[0]}" for row in rows], folded=False,
+        "Flags (warnings), and the points that have them", ("Number", "Flag", "Where", "Points"),
+        rows, 3, row_ids=[f"flag-{row[0]}" for row in rows], folded=False,
     )  # fmt: skip
     lead = "A flagged point is no evidence for a proposal until the cause of its flag is gone."
     return panel("flags", "Flags", lead=[lead], tables=[made])
@@ -149,8 +149,8 @@ def gaps_panel(results: Results) -> Panel | None:
     if broken:
         num_broken, names = counted(len(broken), "launch"), listed(broken)
         lead.append(
-            f"{num_broken} incomplete: {names}. Finished cases of these launches are in this "
-            "report."
+            f"{num_broken} did not finish: {names}. The cases that these launches finished are in "
+            "this report."
         )
     caption, columns = "Cases and launches without a result", ("What", "Why", "Launches")
     tables = [table(caption, columns, lines, 3, "")] if lines else []
@@ -274,7 +274,7 @@ def _settings_tables(rows: Sequence[Row]) -> list[Table]:
     lines = [[*setting, listed(names)] for setting, names in sorted(studies.items())]
     is_same = len({setting[:2] for setting in studies}) == len(studies)
     return [table(
-        "Settings of DDP and loaders in force", ("Of", "Setting", "Value", "Studies"),
+        "Settings that DDP and the loaders used", ("Of", "Setting", "Value", "Studies"),
         lines, 4, "", finding="one value each" if is_same else "several values",
     )]  # fmt: skip
 
@@ -360,7 +360,7 @@ def findings_panel(findings: Sequence[Finding], results: Results) -> Panel | Non
         "Findings of lockstep check", columns, rows, len(columns), "lockstep check --json",
         finding=listed(f"{rule} {count}" for rule, count in rules.items()),
     )  # fmt: skip
-    return panel("check", "What the check finds", lead=[lead], tables=[made])
+    return panel("check", "What lockstep check finds", lead=[lead], tables=[made])
 
 
 PROFILED = (

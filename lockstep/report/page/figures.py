@@ -314,7 +314,7 @@ def _not_measured(axes: Axes, spec: Spec, high: float) -> None:
     most = max(y for curve in spec["series"] for y in (*curve["y"], *(d[1] for d in curve["dots"])))
     if most > high:
         highest = _value(spec, most, None)
-        label = f"above the axis, up to {highest}"
+        label = f"points above the axis, up to {highest}"
         axes.plot([], [], color=INK, linestyle="none", marker="^", label=label)
 
 

@@ -133,7 +133,8 @@ def cost_note(hours: str, points: Sequence[Point]) -> str:
     """Return a note that costs use the mean step, and which points' mean is unsure."""
     long = [p for p in points if any(flag.kind == "long-round" for flag in p.flags)]
     places = listed(list(dict.fromkeys(f"{p.rows[0].case} at {p.world_size}" for p in long)), 3)
-    unsure = f" A long round dominates the hours of {places}; measure these again." if long else ""
+    warning = f" A long round dominates the hours of {places}; measure these points again."
+    unsure = warning if long else ""
     medians = " Step times are medians." if any(p.rows[0].rounds for p in points) else ""
     return f"{hours} use the mean step time, since costs add up.{medians}{unsure}"
 

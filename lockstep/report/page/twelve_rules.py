@@ -204,7 +204,7 @@ def _normality(series: Sequence[Series], is_measured: bool) -> Verdict:
     if len(values) < FEWEST_VALUES:
         return False, (
             "the logarithms of rates are assumed to be normally distributed, because "
-            f"{count} of points with 3 or more launches are too few to check"
+            f"points with 3 or more launches have only {count}, which are too few to check"
         )
     statistic = anderson_darling(values)
     sign = "below" if statistic < CRITICAL else "above"
@@ -241,7 +241,7 @@ def _setup(results: Results, measured: Sequence[Point]) -> Verdict:
     num_launches, num_runs = counted(len(launches), "launch"), counted(len(runs), "training run")
     complete = (
         f"{full} of {num_launches} recorded versions, devices, ranks and environment; the name of "
-        "each case has its factors"
+        "each case states its factors"
     )
     partial = f"{num_runs} recorded options and device, but neither versions nor environment"
     text = "; ".join([*[complete] * bool(launches), *[partial] * bool(runs)])
@@ -254,12 +254,12 @@ def _timing(measured: Sequence[Point]) -> Verdict:
     rows = [point.rows[0] for point in measured]
     # Rows that Lockstep timed over all ranks; programs and plain benchmarks time themselves.
     timed = [row for row in rows if row.study != OTHER and not row.program]
-    share = f"{len(timed)} of {counted(len(rows), 'point')}"
+    points = f"{len(timed)} of {counted(len(rows), 'point')}"
     texts = []
     if timed:
         unit = " or ".join(dict.fromkeys("epoch" if row.training else "round" for row in timed))
         texts.append(
-            f"at {share}, each {unit} was timed on the slowest rank, from a barrier to one device "
+            f"at {points}, each {unit} was timed on the slowest rank, from a barrier to one device "
             "synchronisation at its end"
         )
     if count := sum(bool(row.program) for row in rows):
@@ -267,7 +267,7 @@ def _timing(measured: Sequence[Point]) -> Verdict:
             f"at {counted(count, 'point')} of programs, the program printed the time, or the whole "
             "run was timed"
         )
-    return len(timed) == len(rows), "; ".join(texts) or f"{share} timed here"
+    return len(timed) == len(rows), "; ".join(texts) or f"{points} timed here"
 
 
 def _lines(
@@ -295,7 +295,7 @@ def _lines(
             if pair[1] > widest * pair[0]:
                 small, large = (f"{value:g}" if noun else size_of(value) for value in pair)
                 sizes_apart = f"{small} and {large}{noun}"
-                return False, f"the line of {label} joins {sizes_apart}, which are too far apart"
+                return False, f"the line of {label} connects {sizes_apart}, which are too far apart"
     texts = ["the figures show launches and intervals"] if drawn and measured else []
     if drawn:
         count = counted(len(drawn), "curve")

@@ -125,7 +125,8 @@ def recommend(series: Series, criterion: Criterion, samples: float | None = None
     hours = {size: size * time_s / SECONDS_PER_HOUR for size, time_s in times.items()}
     affordable = [size for size in times if hours[size] <= limit]
     if not affordable:
-        return pick(None, f"the cheapest size costs {trimmed(min(hours.values()))} device-hours")
+        lowest = trimmed(min(hours.values()))
+        return pick(None, f"the cheapest size costs {lowest} device-hours")
     size = min(affordable, key=lambda size: (times[size], size))
     return pick(size, f"{trimmed(hours[size])} device-hours, {in_words(times[size])}")
 
@@ -353,8 +354,8 @@ def text(
             curves = f"published curves and the held-out sizes {held_out}"
         lines.append("")
         lines.append(
-            "each of these rules continues the curve; its error is the mean error of a prediction "
-            f"for twice the ranks, on {curves}"
+            "each rule below continues the curve; its error is its mean error in predicting twice "
+            f"the ranks, on {curves}"
         )
         for c in ranked:
             mark = "*" if c is ranked[0] else " "

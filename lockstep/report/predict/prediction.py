@@ -213,7 +213,7 @@ def ladder_of(series: Series, facts: dict[str, Any], findings: Iterable[Finding]
     elif base.time_s is not None and (fixed == "global" or base.rows[0].scaling == "weak"):
         seconds, noun = base.time_s, "run"
     elif base.time_s is not None:
-        seconds, noun = base.time_s * base.world_size, "run summed over its ranks"
+        seconds, noun = base.time_s * base.world_size, "run (time summed over its ranks)"
     is_measured = row.origin == "measured"
     metric = "throughput" if is_measured else str(facts.get("metric") or "throughput")
     unit = f"{row.sample_unit or 'samples'}/s" if is_measured else str(facts.get("unit") or "")

@@ -44,7 +44,7 @@ def explain(
       lockstep explain traces/test_strong-w2-r0.json.gz traces/test_strong-w2-r1.json.gz
       lockstep explain one-node.sqlite --against two-nodes.sqlite
       lockstep explain one-node.sqlite --timeline step.svg
-      lockstep explain trace.json lockstep-explain.json   profile and card, side by side
+      lockstep explain trace.json lockstep-explain.json   profile beside lockstep.explain's result
       lockstep explain kernels.csv                        occupancy, bandwidth, roofline
     """
     every = [_read(path) for path in [*profiles, *([against] if against else [])]]
@@ -137,7 +137,10 @@ def _differences(first: Phases, second: Phases) -> list[str]:
                 f"  {title:<30}{ms(before):>12} -> {ms(after):>9}  "
                 f"{number((after - before) * MILLI):>8} ms  {change}"
             )
-    end = "Two profiles give no interval of the change; lockstep compare of two ladders gives one."
+    end = (
+        "Two profiles give no interval of the change; to get an interval, measure both versions "
+        "and run lockstep compare."
+    )
     return [*lines, end]
 
 

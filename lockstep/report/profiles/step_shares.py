@@ -66,15 +66,20 @@ def verdict(columns: Sequence[Titled]) -> list[str]:
     share = getattr(each, name) / each.step_s
     if share < LITTLE:
         kept = percent(each.compute_s / each.step_s)
-        return [f"Little is lost: {kept} % of a step of {ms(each.step_s)} is compute ({profile})."]
+        return [
+            f"Little time is lost: {kept} % of a step of {ms(each.step_s)} is compute ({profile})."
+        ]
     kind, todo = BOUNDS[name]
-    loss = f"{kind.capitalize()}-bound" if share >= BOUND else f"The largest loss is {kind}"
+    loss = f"{kind.capitalize()}-bound" if share >= BOUND else f"Most time is lost to {kind}"
     steps, phase = counted(each.num_steps, "step"), ROWS[name]
+    trust = (
+        f"the numbers are of {steps} that the profiler slowed, and have no interval; "
+        "lockstep.explain gives an interval"
+    )
     return [
         f"{loss}: {percent(share)} % of a step of {ms(each.step_s)} is {phase} ({profile}).",
         f"next      {todo}",
-        f"trust     the numbers are of {steps} that the profiler slowed, and have no interval; "
-        "lockstep.explain gives an interval",
+        f"trust     {trust}",
     ]
 
 

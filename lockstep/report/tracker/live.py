@@ -92,7 +92,7 @@ class Sender:
             return Sent(
                 uri,
                 "broken",
-                why=f"the sending process ended with exit code {code}; see {self._log}",
+                why=f"the process that sends results ended with exit code {code}; see {self._log}",
             )
         return self._last_answer()[1] or Sent(uri, "late")
 

@@ -70,7 +70,7 @@ def read_runs(folder: Path) -> tuple[list[Run], tuple[str, ...]]:
                 rows = [row for row in results.rows if row.launch == launch.name]
                 own += _launch_runs(launch, rows, results, campaign, efficiencies)
             else:
-                why = "this file is not of a launch of Lockstep, so it has no run to export"
+                why = "no launch of Lockstep wrote this file, so it has no run to export"
                 unread.append(f"{launch.path}: {why}")
         if own:
             runs += [_campaign_run(campaign, results, own), *own]

@@ -168,9 +168,12 @@ class Routes(inputs.Table):
 class Tracker(inputs.Table):
     """The tracker of runs, during and after their measurement."""
 
-    kind: Literal["mlflow", "http"] = inputs.key("MLflow, or a plain HTTP interface", "mlflow")
+    kind: Literal["mlflow", "http"] = inputs.key(
+        "kind of tracker: MLflow, or a plain HTTP interface", "mlflow"
+    )
     uri: Annotated[str, AfterValidator(_address)] | None = inputs.key(
-        f"sqlite:///PATH, or a server's address; by default {DATABASE} beside the results folder"
+        "address of the tracker, sqlite:///PATH or that of a server; by default "
+        f"{DATABASE} beside the results folder"
     )
     key_variable: str = inputs.key(
         "name of the environment variable with the server's key, if there is a key",
@@ -178,8 +181,8 @@ class Tracker(inputs.Table):
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
     )
     routes: Routes = inputs.key(
-        "paths of the server's HTTP interface; {experiment} is the name of the experiment, {id} "
-        "the run_id that the server gave",
+        "paths of the tracker server's HTTP interface; in a path, {experiment} stands for the "
+        "name of the experiment, and {id} for the run_id that the server gave",
         Routes(),
     )
 

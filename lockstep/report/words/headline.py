@@ -114,14 +114,16 @@ class Headline:
         if why is None or self.loss_point is self.series.base:
             return ""
         cause = (
-            self.cause(_span(why.named[0])) if why.named else "the cause of this loss is not shown"
+            self.cause(_span(why.named[0]))
+            if why.named
+            else "the cause of the lost time is not shown"
         )
         step_ms, lost_ms = parts.ms(why.loss.step_s), _span(why.loss)
         lost = f"a step takes {step_ms} ms, {lost_ms} longer than the ideal step; {cause}"
         if why.kind == "little":
             lost = "little is lost"
         elif why.kind == "open" and why.loss.seconds <= 0:
-            lost = "no loss against the baseline is shown"
+            lost = "no lost time against the baseline is shown"
         if part := why.as_baseline:
             phrase = PHRASES[part.cause].format(milliseconds=_span(part))
             lost += f"; {phrase}, at the baseline as well"

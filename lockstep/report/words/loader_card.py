@@ -107,11 +107,11 @@ def card(series: Sequence[Series]) -> list[str]:
         rows.append(f"  {_text(setting):<53}{rate:>16} {waiting}")
     todo = NEXT[loading.kind] or f"give your DataLoader {_options(best)}"
     ranks = counted(best.point.world_size, "rank")
-    return [
-        verdict, *rows, f"next      {todo}",
-        f"trust     the step trains a small model, and {ranks} load at the same time; a larger "
-        "model may need fewer images per second",
-    ]  # fmt: skip
+    trust = (
+        f"the step trains a small model, and {ranks} load at the same time; a larger model may "
+        "need fewer images per second"
+    )
+    return [verdict, *rows, f"next      {todo}", f"trust     {trust}"]  # fmt: skip
 
 
 def _text(setting: Setting) -> str:

@@ -17,7 +17,7 @@ from lockstep.report.words.verdict_card import Judged
 UNMEASURED = "No case has a result: fix the reasons listed under Not measured, and run again."
 CITED_ALONE = "Measure the same points on the machine you will use; cited numbers are no evidence."
 RECORDED_ALONE = (
-    "Measure your own machine with lockstep run. It needs the extra [bench] with torch."
+    "Measure your own machine with lockstep run. Install the extra [bench] for torch first."
 )
 ON_GPUS = "The suite works on this machine. Run the same campaign on the machine you will train on."
 OWN_ON_GPUS = "Then measure the test on the machine you will train on."
@@ -56,7 +56,8 @@ def next_step(
         return MORE_SEEDS if seeds < WANTED_LAUNCHES else TRAINED
     if flagged := next((p.flags[0] for p in points if p.flags), None):
         return (
-            "Remove the causes of the flags and measure the flagged points again. The first flag: "
+            "Remove the causes of the flags (warnings), then measure the flagged points again. The "
+            "first flag: "
             f"{flagged}."
         )
     if first := _more_launches(measured) or _of_own_tests(measured, threshold, judged):

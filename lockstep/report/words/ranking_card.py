@@ -29,7 +29,7 @@ BLOCKED = "there is no verdict, because lockstep check found an error"
 STUDIES = [name for name in NAMES if name not in (*LADDERS, *WITHOUT_RANKING)]
 VERDICTS: dict[PlaceKind, str] = {
     "best": "quickest", "slower": "slower", "not_shown_slower": "statistically tied",
-    "too_noisy": "too noisy to say", "same_buckets": "the same buckets", "alone": "",
+    "too_noisy": "too noisy to rank", "same_buckets": "the same buckets", "alone": "",
 }  # fmt: skip
 # Settings that are named in a sentence.
 MOST_NAMED = 4
@@ -122,7 +122,8 @@ def headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
     made = []
     for ranking in ranked:
         is_study, text = ranking.study in STUDIES, _headline(ranking)
-        flagged = f"{ranking.num_flagged} of the {len(ranking.places)} settings are flagged"
+        num_settings = len(ranking.places)
+        flagged = f"{ranking.num_flagged} of the {num_settings} settings are flagged"
         launches = counted(ranking.num_launches, "launch")
         trust = f"trust: each setting has at least {launches}; {flagged}"
         made.append(entry(
