@@ -31,9 +31,9 @@ def table() -> list[str]:
     answered = [case for case in published.cases() if not case.is_refused]
     last = [case for case in answered if case.is_last]
     rows = {
-        "the last size, from ≥ 4 smaller sizes": [c for c in last if len(c.known.sizes) > 3],
-        "the last size, from ≥ 3 smaller sizes": last,
-        "any size up to twice the largest of ≥ 3": answered,
+        "the last size, from \u2265 4 smaller sizes": [c for c in last if len(c.known.sizes) > 3],
+        "the last size, from \u2265 3 smaller sizes": last,
+        "any size up to twice the largest of \u2265 3": answered,
     }
     return [*HEADER, *(line for name, own in rows.items() for line in _rows(name, own))]
 
