@@ -20,7 +20,8 @@ import published
 LARGEST = "Oneflow-Inc/DLPerf"
 HEADER = (
     "| predicted size | predictions | median error | worst error | `level`: median error "
-    "| worst error | 90 % intervals that contain the truth | their median ends |",
+    "| `level`: worst error | 90 % intervals that contain the truth "
+    "| median ends of these intervals |",
     "|---|---|---|---|---|---|---|---|",
 )
 
@@ -30,11 +31,9 @@ def table() -> list[str]:
     answered = [case for case in published.cases() if not case.is_refused]
     last = [case for case in answered if case.is_last]
     rows = {
-        "the last size, from at least four smaller ones": [
-            c for c in last if len(c.known.sizes) > 3
-        ],
-        "the last size, from at least three smaller ones": last,
-        "any size up to twice the largest of at least three": answered,
+        "the last size, from \u2265 4 smaller sizes": [c for c in last if len(c.known.sizes) > 3],
+        "the last size, from \u2265 3 smaller sizes": last,
+        "any size up to twice the largest of \u2265 3": answered,
     }
     return [*HEADER, *(line for name, own in rows.items() for line in _rows(name, own))]
 
@@ -43,7 +42,7 @@ def _rows(name: str, cases: Sequence[published.Case]) -> list[str]:
     """Return the row of these cases, and that of those from other sources than the largest."""
     others = [case for case in cases if case.source != LARGEST]
     ladders = len({case.table for case in cases if case.source == LARGEST})
-    apart = f"the same without the {ladders} ladders of {LARGEST.partition('/')[2]}"
+    apart = f"{name}, without {LARGEST.partition('/')[2]}'s {ladders} ladders"
     return [_row(name, cases), _row(apart, others)]
 
 
