@@ -128,7 +128,7 @@ def test_what_a_login_node_lacks_keeps_no_job_from_being_submitted(tmp_path, sta
     rows = {finding.kind: finding for finding in found.findings}
     for name in ("User namespaces", "FUSE", "Image's Python"):
         assert rows[name].level == "warning", rows[name]
-        assert rows[name].text.startswith("on this login node: ")
+        assert rows[name].text.endswith(" on this login node")
     assert found.submits
     in_a_job = subject(tmp_path, cluster(), site=given.site, environ={"SLURM_JOB_ID": "7"})
     assert cluster_checks.namespaces(in_a_job).level == "missing"
@@ -159,7 +159,7 @@ def test_gpus_are_named_by_their_driver(tmp_path, stand_in, script, status, says
 
 
 @pytest.mark.parametrize(("driver", "facts", "part"), [
-    ("470.82.01", {"cuda": "12.4"}, "CUDA 12 needs driver 525 or newer, but"),
+    ("470.82.01", {"cuda": "12.4"}, "CUDA 12 needs NVIDIA driver 525 or newer, but"),
     ("525.60.13", {"cuda": "12.8"}, None), ("[N/A]", {"cuda": "13.0"}, None),
     ("580.1", {"nccl": "2.18.3", "built_for_nccl": "2.21.5"}, "was built for NCCL 2.21.5"),
     ("580.1", {"nccl": "2.27.5", "built_for_nccl": "2.21.5"}, None),
@@ -291,7 +291,7 @@ def test_an_image_is_compared_with_its_record(tmp_path):
     record.write_text("[]")
     assert cluster_checks.image(given).level == "warning"
     write_record(file, Record(sha256=sha256(SQUASHED).hexdigest(), **BUILT))
-    assert cluster_checks.image(given).text.endswith("as in its build record")
+    assert cluster_checks.image(given).text.endswith("and its build record has the same SHA-256")
     file.write_bytes(SQUASHED.replace(b"squ", b"sqv"))
     assert cluster_checks.image(given).level == "missing"
     file.write_bytes(b"an HTML page of an error")
@@ -381,7 +381,7 @@ def test_closed_user_namespaces_are_found(tmp_path, stand_in, monkeypatch, switc
 
 @pytest.mark.parametrize(("mode", "status", "says"), [
     (0o666, "ok", "squashfuse_ll"),
-    (0o660, "missing", "whose mode is -rw-rw----"),
+    (0o660, "missing", "because its mode is -rw-rw----"),
     (None, "missing", "does not exist"),
 ])  # fmt: skip
 def test_fuse_must_be_open_to_ordinary_users(tmp_path, stand_in, monkeypatch, mode, status, says):

@@ -155,7 +155,7 @@ def test_a_partition_replaces_keys_of_the_site():
          r"partition gpu; lower time in \[jobs\] of the campaign file to 04"),
         ({"launch_time": "00:45:00"}, {}, 'needs 06:00:00.*; only 5 .* share_job.*"job" or'),
         ({"launch_time": "05:00:00", "allocation": "array"}, {}, "lower launch_time in .* choose"),
-        ({}, {"threads_per_rank": 17}, "4 ranks of 17 threads need more than the 64 CPUs"),
+        ({}, {"threads_per_rank": 17}, "4 ranks with 17 threads each need more than the 64 CPUs"),
     ],
 )  # fmt: skip
 def test_a_campaign_that_does_not_fit_is_refused_with_what_fits(asked, changes, reason):

@@ -199,7 +199,8 @@ def test_all_ranks_are_told_which_one_has_no_gpu(run_ranks, tmp_path, join):
 def test_a_rank_that_does_not_come_is_named(run_ranks, tmp_path, join):
     ended = run_ranks([[join, "cpu", "4"], [join, "cpu", "4"], ["-c", "pass"]], tmp_path)
     assert [rank.stdout for rank in ended] == [
-        "rank 2 of 3 did not join within 4 s; check that the rank's process and node run\n"
+        "rank 2 of 3 did not join the process group within 4 s; check that the rank's process and "
+        "node run\n"
     ] * 2 + [""]
 
 

@@ -314,8 +314,8 @@ class Campaign(Table):
                 self.until_efficiency is not None and is_array,
             'allocation = "array" works with studies, but not with tests; set allocation = '
             '"ladder" or "job"': bool(self.tests) and is_array,
-            f"on_oom works only in the studies {listed(STEPS)}; remove it from a campaign of other "
-            "studies, a program or your own tests":
+            f"on_oom works only in the studies {listed(STEPS)}; remove on_oom, or measure these "
+            "studies only":
                 self.on_oom is not None and not {*STEPS} & {*self.studies},
             'a campaign that measures a program needs both studies = ["command"] and the table '
             "[command]; add the missing one, or remove both":
@@ -474,8 +474,8 @@ def load(source: str, **changes: Any) -> Campaign:
         file, colons, case = test.partition("::")
         if not Path(file).exists():
             raise ValueError(
-                f"{path}: the test {file} does not exist; in tests, give a path relative to the "
-                "current folder"
+                f"{path}: the test {file} does not exist; in the key tests, give a path relative "
+                "to the current folder"
             )
         tests.append(f"{Path(file).absolute()}{colons}{case}")
     command = campaign.command and campaign.command.resolve_folder(path)

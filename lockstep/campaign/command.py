@@ -74,7 +74,7 @@ class Metric(Table):
     )
     primary: StrictBool = key("compute speed-ups from this metric", default=False)
     curve: StrictBool = key(
-        "draw all matches of the regex as a curve, such as losses", default=False
+        "draw all matches of the regex as a curve, for example of the training loss", default=False
     )
 
     @model_validator(mode="after")

@@ -136,10 +136,10 @@ class Folder:
     def refuse(self, campaign: Campaign, launches: Sequence[Launch]) -> None:
         """Refuse a campaign that would mix with the folder's results or overwrite them."""
         for key, (then, now) in self.find_conflicts(campaign).items():
-            before, here = ("unset" if value is None else value for value in (then, now))
+            old_value, new_value = ("unset" if value is None else value for value in (then, now))
             raise ValueError(
-                f"{self.path} holds results measured with {key} = {before}, but now {key} = "
-                f"{here}; restore the old value, give the campaign another name (lockstep run "
+                f"{self.path} holds results measured with {key} = {old_value}, but {key} is now "
+                f"{new_value}; restore the old value, give the campaign another name (lockstep run "
                 "--name), or move the old launches aside (lockstep run --replace)"
             )
         for name in (launch.name for launch in launches):
@@ -169,9 +169,8 @@ class Folder:
         except ValueError as error:
             raise ValueError(f"{path} does not hold a campaign: {error}") from error
         if not isinstance(stored, dict):
-            raise ValueError(
-                f"{path} does not hold a campaign: {str(stored)[:80]!r} is not a JSON object"
-            )
+            content = str(stored)[:80]
+            raise ValueError(f"{path} does not hold a campaign: {content!r} is not a JSON object")
         check_schema(stored, str(path))
         check_value(CampaignFile, stored, f"{path} does not hold a campaign")
         return stored

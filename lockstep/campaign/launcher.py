@@ -29,9 +29,10 @@ def missing_packages() -> str:
     """Return a sentence about the packages that this Python lacks for ranks; empty if none."""
     specs = {name: find_spec(name) for name in NEEDED}
     if absent := [name for name, spec in specs.items() if spec is None]:
+        missing = ", ".join(absent)
         return (
             f"this Python ({sys.executable}) lacks the packages that ranks need "
-            f"({', '.join(absent)}); run pip install '/path/to/checkout[bench]'"
+            f"({missing}); run pip install '/path/to/checkout[bench]'"
         )
     for name, spec in specs.items():  # the user's own torch.py, for example, hides torch
         if spec is not None and spec.submodule_search_locations is None:

@@ -611,13 +611,13 @@ def _parser() -> argparse.ArgumentParser:
         "--under",
         action="append",
         default=[],
-        help="word of the srun command; repeat the option for each word",
+        help="one word of the srun command that starts the ranks; repeat the option for each word",
     )
     parser.add_argument(
         "--inside",
         action="append",
         default=[],
-        help="word to put before the program; repeat the option for each word",
+        help="one word to put before the program's command line; repeat the option for each word",
     )
     # What follows is as in launch/options.py.
     parser.add_argument("--journal", type=Path, required=True)

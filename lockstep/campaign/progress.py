@@ -146,9 +146,10 @@ def summary(campaign: Campaign, missing: Sequence[Launch], needed: Mapping[str, 
             "results that prove something, choose a larger --size, or more --rounds."
         )
     launches, studies = counted(len(missing), "launch"), campaign.studies or campaign.tests
+    studies_or_tests = ", ".join(studies)
     return (
         f"{campaign.name}: {launches} to measure ({sizes}), each with {cases} of "
-        f"{', '.join(studies)}\n{duration}"
+        f"{studies_or_tests}\n{duration}"
     )
 
 

@@ -124,7 +124,7 @@ def run(
     GPUs are left out.
 
     `run train` trains one model. `run verify` checks that DDP trains equally at two world sizes.
-    `run data` fetches data sets. Each has its own --help.
+    `run data` fetches data sets. Each of these commands has its own --help.
 
     \b
     Examples:
@@ -226,7 +226,10 @@ def measure(
         launches = ladder.choose_replaced(replaced, replace=replace)
         progress.show(ladder, launches, as_json=as_json)
         return 0
-    wait = "A launch of a killed lockstep run still runs; this command waits until it has ended."
+    wait = (
+        "One launch of an earlier, killed `lockstep run` is still running; this command waits "
+        "until that launch has ended."
+    )
     with only_driver(folder, on_wait=lambda: _say(wait)) as lock:
         ladder = dataclasses.replace(ladder, lock=lock)
         if launches := ladder.choose_replaced(replaced, replace=replace):
@@ -279,8 +282,9 @@ def fit_local_gpus(campaign: Campaign) -> tuple[Campaign, list[LeftOut]]:
         return campaign, []
     kept = tuple(size for size in campaign.world_sizes if size <= seen)
     if not kept:
+        smallest = min(campaign.world_sizes)
         raise RuntimeError(
-            f"world size {min(campaign.world_sizes)} needs one GPU per rank, but torch sees "
+            f"world size {smallest} needs one GPU per rank, but torch sees "
             f"{counted(seen, 'GPU')} on this machine; give smaller --world-sizes, or pass --device "
             "cpu"
         )
@@ -361,7 +365,7 @@ def _make_launches(
                 ladder.leave_out({each.world_size for each in missing[len(outcomes) :]})
                 return (
                     outcomes,
-                    f"The ladder ends, and {launches_left} did not start: {missed}.",
+                    f"The ladder ends, because {missed}; {launches_left} did not start.",
                     True,
                 )
             if now_s - begun_s + longest_s > limit_s:
@@ -446,11 +450,11 @@ def _facts(launch: Launch, outcome: Outcome) -> dict[str, Any]:
 
 def _explain(ladder: Ladder, outcome: Outcome) -> None:
     log, ended = ladder.results.log_file(outcome.name), outcome.ended
-    words = ended.facts.words if ended else ""
+    error = ended.facts.words if ended else ""
     if outcome.complete:
         if ended and ended.exit_code:
             _say(
-                f"Launch {outcome.name} is complete, but ended with an error: {words}; see its "
+                f"Launch {outcome.name} is complete, but ended with an error: {error}; see its "
                 f"output in {log}"
             )
         return
@@ -459,5 +463,5 @@ def _explain(ladder: Ladder, outcome: Outcome) -> None:
         _say(f"{outcome.name}: {failed['case']} failed: {gist}")
     # If all cases have ended, their own reasons are enough.
     is_cut = outcome.remaining or not outcome.failed
-    why = f": {words}" if ended and is_cut else ""
+    why = f": {error}" if ended and is_cut else ""
     _say(f"Launch {outcome.name} is not complete{why}; see its output in {log}")

@@ -63,7 +63,8 @@ def check(factors: Mapping[str, Sequence[Value]]) -> Factors:
     """Return the factors as a size keeps them; refuse an unknown factor or value."""
     for name, values in factors.items():
         if name not in KNOWN:
-            raise ValueError(f"there is no factor {name!r}; choose from {', '.join(KNOWN)}")
+            known = ", ".join(KNOWN)
+            raise ValueError(f"there is no factor {name!r}; choose from {known}")
         allowed, is_allowed = KNOWN[name]
         for value in values:
             if not is_allowed(value):
@@ -107,7 +108,8 @@ def study_of(names: Sequence[str], offered: Sequence[str], size: Size) -> str:
 
     having = [study for study in studies.NAMES if has_factors(study, names, size)]
     if not having:
-        raise ValueError(f"no study has all of the factors {', '.join(names)}; set fewer factors")
+        given = ", ".join(names)
+        raise ValueError(f"no study has all of the factors {given}; set fewer factors")
     asking = [study for study in having if {*names} <= {*studies.rows(study, size)[0]}]
     return min(asking or having, key=merit)
 

@@ -43,8 +43,8 @@ WORDS = {
     "on {host} had no memory for {asked} samples; this point is not compared with others",
     "other-samples": "the test gave samples={samples}, but each tensor of a batch holds {items} "
     "items; give the number of samples in a batch",
-    "wide-margin": "the margin of error is still {margin:.2%} after {rounds} rounds, and misses "
-    "the goal of {goal:.2%}",
+    "wide-margin": "after {rounds} rounds the margin of error is {margin:.2%}, which is still "
+    "above the goal of {goal:.2%}",
     "no-margin": "one round has no margin of error, so the goal of {goal:.2%} was not checked; "
     "measure two or more rounds",
     "throttled": "throttled: the device of rank {rank} on {host} lowered its clocks ({reasons})",
@@ -55,9 +55,10 @@ WORDS = {
     "late-input": "late input: rank {rank} on {host} waits {wait_s:.2g} s per step for its batch, "
     "but the other ranks wait only {others_s:.2g} s (median); check that node's file "
     "system and cores, and that rank's share of the data",
-    "own-waits": "each step runs {collectives} collectives even under no_sync(), in which ranks "
-    "wait for each other. Lost time has no known cause, and slow ranks are not found; measure a "
-    "step without these collectives, and replace require_backward_grad_sync by no_sync()",
+    "own-waits": "{collectives} collectives run in each step even under no_sync(), and ranks wait "
+    "for each other in them, so neither the cause of lost time nor slow ranks can be "
+    "named; measure a step without these collectives, and replace "
+    "require_backward_grad_sync by no_sync()",
     # flags of a case's rounds
     "long-round": "long round: the longest round takes {longest_s:.3g} s, but the median round "
     "takes {median_s:.3g} s. The excess time is {share:.0%} of the total and "

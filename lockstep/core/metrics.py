@@ -52,9 +52,8 @@ def busbw_factor(collective: str, world_size: int) -> float | None:
         "reduce": 1.0,
     }
     if collective not in factors:
-        raise ValueError(
-            f"there is no collective {collective!r}; choose from {', '.join(sorted(factors))}"
-        )
+        known = ", ".join(sorted(factors))
+        raise ValueError(f"there is no collective {collective!r}; choose from {known}")
     return factors[collective] if world_size > 1 else None
 
 

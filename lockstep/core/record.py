@@ -53,16 +53,24 @@ class Epoch:
 
     epoch: Annotated[Count, About("Number of the epoch; the first is 1.")]
     steps: Annotated[Count, About("Number of optimizer updates in the epoch.")]
-    time_s: Annotated[Amount, About("Seconds from the entry barrier to the slowest rank's end.")]
-    samples_per_s: Annotated[Amount, About("Samples per second over all ranks, each counted once.")]
+    time_s: Annotated[
+        Amount,
+        About("Seconds of the epoch, from the entry barrier until the slowest rank has finished."),
+    ]
+    samples_per_s: Annotated[
+        Amount, About("Samples per second over all ranks; each sample counts once.")
+    ]
     lr: Annotated[Amount, About("Learning rate of the last update.")]
-    loss: Annotated[Number, About("Mean training loss over updates and ranks, before each update.")]
+    loss: Annotated[
+        Number, About("Training loss before each update, as the mean over updates and ranks.")
+    ]
     data_s: Amount | None = about("Seconds that the steps waited for batches; mean over ranks.")
     forward_s: Amount | None = about("Seconds of the forward passes; mean over ranks.")
     backward_s: Amount | None = about("Seconds of the backward passes; mean over ranks.")
     communication_s: Amount | None = about(
-        "Seconds from the start of a step's first all-reduce to the end of its last, whether "
-        "hidden or not; mean over ranks; null on a GPU, where measuring it would delay the steps."
+        "Seconds from the start of a step's first all-reduce to the end of its last all-reduce, "
+        "including time hidden by computing; mean over ranks. Null on a GPU, where this "
+        "measurement would delay the steps."
     )
     validation_loss: Annotated[Number, About("Mean loss over the whole validation set.")]
     accuracy: Fraction | None = about(
@@ -72,7 +80,8 @@ class Epoch:
     validation_s: Annotated[Amount, About("Seconds that validation took on the slowest rank.")]
     checkpoint_s: Amount | None = about("Seconds to write the checkpoint; null if unknown.")
     peak_memory_bytes: Whole | None = about(
-        "Bytes of the rank with the largest peak memory: GPU memory, or resident memory on a CPU."
+        "Peak memory in bytes of the rank that needed most: GPU memory, or resident memory on "
+        "a CPU."
     )
     is_warmup: bool = about("Whether this is the first epoch of its process.", default=False)
     ended: str = about("Time at which the epoch ended, UTC, ISO 8601.", default="")
@@ -82,7 +91,9 @@ class Epoch:
 class Checkpoints:
     """Files of parameters, named from the folder of the launch's journal."""
 
-    last: str | None = about("File of the last epoch, from which a resumed run continues.")
+    last: str | None = about(
+        "Checkpoint file of the last epoch, from which a resumed run continues."
+    )
     best: str | None = about("File with the parameters of the epoch with the best accuracy.")
     kept: list[str] = about_list(
         "Files with the parameters of every n-th epoch. Without checkpoint_every the list is empty."
@@ -109,7 +120,7 @@ class Training:
     best_accuracy: Fraction | None = about("Highest accuracy of any epoch.")
     target_accuracy: Fraction | None = about("Validation accuracy to reach; null without a target.")
     time_to_target_s: Amount | None = about(
-        "Seconds of training until target_accuracy was reached; null if it was not."
+        "Seconds of training until target_accuracy was reached; null if it was never reached."
     )
     checkpoints: Checkpoints = about(
         "Files of the trained parameters.", default_factory=Checkpoints
@@ -195,13 +206,19 @@ class CaseRecord:
         "Further values that this study measures, such as busbw in GB/s."
     )
     flags: list[str | dict[str, Any]] = about_list(
-        "Flags: reasons why the result is not evidence, each with its kind and facts; older files "
-        "hold sentences."
+        "Flags: reasons why the result is not evidence. A flag has a kind and facts; in older "
+        "files it is a sentence."
     )
     rank_hosts: list[str] = about_list("Host of each rank; empty in older files.")
-    workload_sha256: str | None = about("SHA-256 of the user's own workload or test, or null.")
-    position: Whole | None = about("Position at which the launch ran the case; the first is 0.")
-    training: Training | None = about("Settings, epochs and result of a training run, or null.")
+    workload_sha256: str | None = about(
+        "SHA-256 of the user's own workload or test; null if there is none."
+    )
+    position: Whole | None = about(
+        "Position of the case in the order in which the launch ran its cases; the first is 0."
+    )
+    training: Training | None = about(
+        "Settings, epochs and result of a training run; null for all other cases."
+    )
 
     @property
     def round_s(self) -> list[float]:
@@ -319,7 +336,9 @@ class Provenance:
     )
     transport: Transport | None = about("Links that NCCL used; null without NCCL or its log.")
     threads_per_rank: Count | None = about("Number of threads of each rank.")
-    launcher: str | None = about("Launcher of the ranks, such as slurm or torchrun, or null.")
+    launcher: str | None = about(
+        "Launcher of the ranks, such as slurm or torchrun; null if there is none."
+    )
     image_path: str | None = about("Path of the container image; null without one.")
     image_sha256: str | None = about("SHA-256 of the image; null without one, or if unreadable.")
     device_names: list[str] | None = about("Names of the ranks' devices, each name once.")
@@ -362,7 +381,9 @@ class FailureCause:
             "answer; consequence: the rank failed because another rank failed."
         ),
     ]
-    error: str = about("The error without its traceback; empty without an answer.", default="")
+    error: str = about(
+        "The rank's error without its traceback; empty if the rank did not answer.", default=""
+    )
 
     def sentence(self, reason: str | None = None, stacks: str = "") -> str:
         """Return the failure in a sentence: the first line of its error, or the given `reason`.
@@ -413,8 +434,8 @@ class LeftBehind:
     rank: Whole
     kind: str
     is_restored: Annotated[bool, About("Whether Lockstep restored the old value after the case.")]
-    before: Any = about("The value before the case.")
-    after: Any = about("The value after the case.")
+    before: Any = about("Value of the changed setting before the case.")
+    after: Any = about("Value of the changed setting after the case.")
 
 
 @dataclass(frozen=True)
@@ -445,7 +466,7 @@ class LaunchBlock:
     provenance: Provenance | None = None
     expected: list[str] | None = about("All cases that the launch is to measure.")
     skipped: list[Unmeasured] | None = about("Cases that the launch skipped, and why.")
-    left_behind: list[LeftBehind] | None = about("Changes that cases made and did not undo.")
+    left_behind: list[LeftBehind] | None = about("Settings that cases changed and did not restore.")
     sessions: list[Session] | None = about("Start and hosts of each session of the launch.")
     in_flight: str | None = about("The case that began but did not end; null if there is none.")
     failed: list[Unmeasured] | None = about("Cases that failed, and the reasons.")

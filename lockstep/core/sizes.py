@@ -89,7 +89,8 @@ CHANGES = (
 
 def find(name: str) -> Size:
     if name not in SIZES:
-        raise ValueError(f"there is no size {name!r}; choose from {', '.join(SIZES)}")
+        known = ", ".join(SIZES)
+        raise ValueError(f"there is no size {name!r}; choose from {known}")
     return SIZES[name]
 
 
@@ -141,10 +142,10 @@ def local_batch_of(global_batch: int, world_size: int) -> int:
     """Return the local batch of a strong-scaling case; refuse one that does not divide."""
     if global_batch % world_size:
         lower = global_batch - global_batch % world_size
-        nearest = [n for n in (lower, lower + world_size) if n]
+        nearest = " or ".join(str(n) for n in (lower, lower + world_size) if n)
         raise ValueError(
             f"global_batch={global_batch} is not divisible by world_size={world_size}; choose "
-            f"{' or '.join(map(str, nearest))}, or leave that world size out"
+            f"{nearest}, or leave that world size out"
         )
     return global_batch // world_size
 

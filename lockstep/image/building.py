@@ -80,9 +80,8 @@ def load(name: str, values: Mapping[str, str]) -> Definition:
     else:
         path, folder = Path(name).absolute(), Path.cwd()
     if not path.is_file():
-        raise ValueError(
-            f"definition {name} does not exist; give a file or one of {', '.join(BUILT_IN)}"
-        )
+        built_in = ", ".join(BUILT_IN)
+        raise ValueError(f"definition {name} does not exist; give a file or one of {built_in}")
     if path.stat().st_size > LIMIT_BYTES:
         limit_mib = LIMIT_BYTES >> 20
         raise ValueError(
@@ -113,10 +112,8 @@ def _arguments(path: Path, raw: str, own: Mapping[str, str]) -> dict[str, str]:
     defaults = {name.strip(): value.strip() for name, _, value in lines}
     for name in own:
         if name not in wanted:
-            raise ValueError(
-                f"{path.name} has no build argument {name}; "
-                f"choose from {', '.join(sorted(wanted)) or 'none'}"
-            )
+            known = ", ".join(sorted(wanted)) or "none"
+            raise ValueError(f"{path.name} has no build argument {name}; choose from {known}")
         if "\n" in own[name]:
             raise ValueError(f"the build argument {name} contains a newline; give it on one line")
         if SECRET.search(name):

@@ -218,7 +218,8 @@ def verify(image: Path, *, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(facts, indent=1))
     elif failures:
-        click.echo(f"Error: {image} failed the check: {'; '.join(failures)}", err=True)
+        reasons = "; ".join(failures)
+        click.echo(f"Error: {image} failed the check: {reasons}", err=True)
     else:
         missing = f"not compared with a record, because {image}.json does not exist"
         click.echo(

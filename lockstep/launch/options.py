@@ -191,9 +191,9 @@ def check(option: Any) -> None:
     _labels(option)
     part(option)
     _limits(option)
-    for flag, seed in (("--seed", option.seed), ("--order-seed", option.order_seed)):
+    for option_name, seed in (("--seed", option.seed), ("--order-seed", option.order_seed)):
         if seed is not None and not 0 <= seed < MAX_SEED:
-            raise ValueError(f"{flag} is {seed}, but must be from 0 to {MAX_SEED - 1}")
+            raise ValueError(f"{option_name} is {seed}, but must be from 0 to {MAX_SEED - 1}")
     # A session that measures nothing may lack pytest-benchmark.
     path, result = option.journal, getattr(option, "benchmark_json", None)
     if option.torch_trace and (path or result):
@@ -201,9 +201,9 @@ def check(option: Any) -> None:
             "--torch-trace slows the steps, so their times are not kept; leave out --journal and "
             "--benchmark-json"
         )
-    for flag, file in (("--journal", path), ("--benchmark-json", result)):
+    for option_name, file in (("--journal", path), ("--benchmark-json", result)):
         if file and not file.name:
-            raise ValueError(f"{flag} is {file}, but must be the path of a file")
+            raise ValueError(f"{option_name} is {file}, but must be the path of a file")
     if path and result and os.path.realpath(path) == os.path.realpath(result):
         raise ValueError(
             f"--journal and --benchmark-json are both {path}; give each option its own file"
@@ -218,10 +218,10 @@ def _changes(option: Any) -> dict[str, Any]:
 def _limits(option: Any) -> tuple[float, float]:
     """Return the limits in seconds of a collective and of a case; the first is shorter."""
     timeout_s, budget_s = option.comm_timeout, option.case_budget
-    for flag, limit in (("--comm-timeout", timeout_s), ("--case-budget", budget_s)):
+    for option_name, limit in (("--comm-timeout", timeout_s), ("--case-budget", budget_s)):
         if limit is not None and not 0 < limit <= MAX_LIMIT_S:
             raise ValueError(
-                f"{flag} is {limit:g} s, but must be above 0 and at most {MAX_LIMIT_S:.0f} s"
+                f"{option_name} is {limit:g} s, but must be above 0 and at most {MAX_LIMIT_S:.0f} s"
             )
     if timeout_s is None:
         timeout_s = 300.0 if budget_s is None else min(300.0, budget_s / 3)
@@ -279,9 +279,9 @@ IN_A_WORKER = "-n would run several cases at once, and these would slow each oth
 
 
 def refuse_options(config: pytest.Config) -> None:
-    for dest, (flag, reason) in REFUSED_OPTIONS.items():
+    for dest, (option, reason) in REFUSED_OPTIONS.items():
         if config.getoption(dest, None):
-            raise ValueError(f"{flag} does not work with several ranks: {reason}")
+            raise ValueError(f"{option} does not work with several ranks: {reason}")
 
 
 def refuse_ignored(config: pytest.Config) -> None:

@@ -207,9 +207,10 @@ def resumable(
     block = journal.rebuild(path)[KEY]
     for name in ("provenance", "measured_with"):
         if not isinstance(block.get(name), dict):
+            value = str(block.get(name))[:80]
             raise ValueError(
                 f"{path} is corrupt: in a line of kind launch, the key {name} has the value "
-                f"{str(block.get(name))[:80]!r}, which is not a JSON object; measure into another "
+                f"{value!r}, which is not a JSON object; measure into another "
                 "folder"
             )
     # JSON turns tuples into lists.
@@ -227,9 +228,10 @@ def resumable(
         record = entry.get("extra_info", {}).get(KEY, {})
         then, source = record.get("workload_sha256"), sources.get(case)
         if then and source and then != source:  # the same name would mean two models
+            workload = record.get("workload")
             raise ValueError(
                 f"{path} has a result of {case}, but the source code of workload "
-                f"{record.get('workload')} has changed since that measurement; undo the change, or "
+                f"{workload} has changed since that measurement; undo the change, or "
                 f"measure into another folder (workload_sha256 was {then[:12]}, now {source[:12]})"
             )
     begun = {in_flight: "begin"} if in_flight else {}

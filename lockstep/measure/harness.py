@@ -140,8 +140,8 @@ def make_record(
             "details": details,
         }
     )
-    if wrong := problem(case_record):
-        raise ValueError(f"the result cannot be kept: {wrong}")
+    if reason := problem(case_record):
+        raise ValueError(f"the result cannot be kept: {reason}")
     return case_record
 
 
@@ -230,12 +230,12 @@ class Measurement:
     def problem(self, world_size: int) -> str:
         """Return why this rank cannot measure the step; empty if it can."""
         if self.scaling not in WORK_SCALINGS:
-            return (
-                f"scaling is {self.scaling!r}, but must be {' or '.join(map(repr, WORK_SCALINGS))}"
-            )
+            allowed = " or ".join(map(repr, WORK_SCALINGS))
+            return f"scaling is {self.scaling!r}, but must be {allowed}"
         if type(self.samples) is not int or self.samples < 1:
+            given = reprlib.repr(self.samples)
             return (
-                f"samples={reprlib.repr(self.samples)} is not a whole number of 1 or more; give "
+                f"samples={given} is not a whole number of 1 or more; give "
                 "this rank's samples in one step (its local batch), such as 32"
             )
         # On one rank a model need not be wrapped.

@@ -131,7 +131,6 @@ def integer(environ: Mapping[str, str], name: str) -> int:
 def _wrong(environ: Mapping[str, str], fact: str, instead: str = "") -> ValueError:
     names = ["LOCKSTEP_LAUNCHER", *chain(*VARIABLES.values()), "SLURM_NNODES"]
     seen = [f"{name}={environ[name][:SHOWN_CHARACTERS]!r}" for name in names if name in environ]
+    variables = ", ".join(seen)
     command = COMMANDS[environ.get("LOCKSTEP_LAUNCHER", "torchrun")]
-    return ValueError(
-        f"{fact}; start the ranks with {command}{instead} (set now: {', '.join(seen)})"
-    )
+    return ValueError(f"{fact}; start the ranks with {command}{instead} (set now: {variables})")

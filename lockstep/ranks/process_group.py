@@ -112,9 +112,10 @@ def rebuild(world: World, epoch: int) -> None:
     distributed.all_reduce(total)
     wanted = float(sum(range(world.world_size)))
     if float(total) != wanted:
+        result = float(total)
         raise RuntimeError(
             "the rebuilt process group is wrong: an all-reduce of the rank numbers gives "
-            f"{float(total)}, not {wanted}"
+            f"{result}, not {wanted}"
         )
 
 
@@ -190,8 +191,8 @@ def _device(
         refuse_silent(
             answers,
             lambda ranks: (
-                f"{ranks} did not join within {timeout_s:g} s; check that the rank's process and "
-                "node run"
+                f"{ranks} did not join the process group within {timeout_s:g} s; check that the "
+                "rank's process and node run"
             ),
         )
         for rank, answer in enumerate(answers):
@@ -226,9 +227,8 @@ def _missing_interface(backend: str, environ: Mapping[str, str]) -> str:
     if is_here:
         return ""
     _record_mend(variable, environ)
-    return (
-        f"{variable}={named} is not a network interface of this host; choose from {', '.join(here)}"
-    )
+    interfaces = ", ".join(here)
+    return f"{variable}={named} is not a network interface of this host; choose from {interfaces}"
 
 
 def _record_mend(key: str, environ: Mapping[str, str]) -> None:
@@ -268,9 +268,10 @@ def _store(place: Placement, timeout_s: float, environ: Mapping[str, str]) -> "S
             is_torchrun = environ.get("LOCKSTEP_LAUNCHER", "torchrun") == "torchrun"
             other = "set MASTER_ADDR to rank 0's host, and MASTER_PORT to a free port"
             todo = "start the ranks with torchrun" if is_torchrun else other
+            variables = " and ".join(missing)
             raise ValueError(
                 f"world size {place.world_size} needs the environment variable(s) "
-                f"{' and '.join(missing)}; {todo}, or unset the launcher's variables"
+                f"{variables}; {todo}, or unset the launcher's variables"
             )
         host, text = environ["MASTER_ADDR"], environ["MASTER_PORT"]
         port = int(text) if text.isdecimal() else 0
@@ -302,10 +303,10 @@ def _connect(rank: int, host: str, port: int, timeout_s: float, *, serves: bool)
             )
     except (RuntimeError, OSError) as error:
         reason = str(error).partition("\n")[0]
-        act = "serve" if serves else "reach"
+        act, waited_s = "serve" if serves else "reach", time.monotonic() - began
         raise RankError(
             f"rank {rank} on {hostname()} could not {act} the ranks' store at {host}:{port} within "
-            f"{time.monotonic() - began:.0f} s ({_way_to(host)}; {reason}); check this address, "
+            f"{waited_s:.0f} s ({_way_to(host)}; {reason}); check this address, "
             "and whether the nodes reach each other",
             rank,
         ) from error

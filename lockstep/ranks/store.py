@@ -34,14 +34,18 @@ def serve(host: str, address_file: Path, life: IO[bytes]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve a store by the command line; a fault of the machine prints a line and gives 3."""
     parser = argparse.ArgumentParser(prog="lockstep.ranks.store", description=serve.__doc__)
-    parser.add_argument("--host", required=True, help="name by which ranks find this machine")
+    parser.add_argument(
+        "--host",
+        required=True,
+        help="host name or address by which the other ranks reach this machine",
+    )
     parser.add_argument("--address-file", required=True, type=Path, help="file for HOST:PORT")
     options = parser.parse_args(arguments)
     try:
         serve(options.host, options.address_file, sys.stdin.buffer)
     except (RuntimeError, OSError) as error:
-        text = one_line(str(error))
-        sys.stderr.write(f"lockstep: cannot open the ranks' store on {options.host}: {text}\n")
+        reason = one_line(str(error))
+        sys.stderr.write(f"lockstep: cannot open the ranks' store on {options.host}: {reason}\n")
         return EXIT_MACHINE
     return 0
 

@@ -211,25 +211,25 @@ class Excess:
 
     @property
     def text(self) -> str:
-        limit = self.limit
+        limit, shown_limit = self.limit, self.limit.text
         if self.kind == "queued":
             jobs = f"{limit.value:,} of {self.needs:,} jobs"
-            return f"Only {jobs} may run at the same time, because of the limit {limit.text}."
+            return f"Only {jobs} may run at the same time, because of the limit {shown_limit}."
         match limit.name:
             case "MaxWall":
                 why = (
-                    f"a time of {clock(self.needs)} exceeds {limit.text}; lower time or change "
-                    "qos in the site file"
+                    f"a time of {clock(self.needs)} exceeds the limit {shown_limit}; lower time or "
+                    "change qos in the site file"
                 )
             case "MaxSubmit":
                 why = (
-                    f"{self.needs:,} jobs exceed {limit.text}; to need fewer jobs, set share_job "
-                    'or allocation = "ladder" in [jobs] of the campaign file'
+                    f"{self.needs:,} jobs exceed the limit {shown_limit}; to need fewer jobs, set "
+                    'share_job or allocation = "ladder" in [jobs] of the campaign file'
                 )
             case _:
                 why = (
-                    f"{limit.tres}={self.needs:,} exceeds {limit.text}; leave out the largest "
-                    "world_sizes of the campaign, or change qos in the site file"
+                    f"{limit.tres}={self.needs:,} exceeds the limit {shown_limit}; leave out the "
+                    "largest world_sizes of the campaign, or change qos in the site file"
                 )
         effect = "refuse" if self.kind == "refused" else "never start"
         return f"Slurm would {effect} {listed(self.jobs, SHOWN_JOBS)}: {why}."

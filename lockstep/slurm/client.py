@@ -272,8 +272,8 @@ REASONS = {
     "JobArrayTaskLimit": "the job's array already runs as many elements as it may",
     "PartitionDown": "the job's partition is down; try another partition",
     "PartitionInactive": "the job's partition is down; try another partition",
-    "PartitionNodeLimit": "the job can never start, because the partition gives a job fewer nodes; "
-    "request fewer nodes or change the partition",
+    "PartitionNodeLimit": "the job can never start, because it requests more nodes than its "
+    "partition gives one job; request fewer nodes or change the partition",
     "PartitionTimeLimit": "the job can never start, because its time exceeds the limit of the "
     "partition; lower its time",
     "ReqNodeNotAvail": "the job's nodes are down, drained or reserved; run lockstep slurm nodes "
@@ -283,7 +283,7 @@ REASONS = {
     "NodeDown": "the job's nodes are down",
     "BadConstraints": "the job can never start, because no node fits; change its constraint, GPU "
     "type or memory",
-    "Licenses": "no license is free",
+    "Licenses": "the job waits for a license",
     "Reservation": "the job's reservation has not begun",
     "ReservationDeleted": "the job can never start, because its reservation was deleted; choose "
     "another reservation",
@@ -424,8 +424,9 @@ def sbatch(script: Path, comment: str, *options: str) -> Taken:
         # `ID` or `ID;CLUSTER`, after lines of a site's wrapper.
         ids = re.findall(r"^([0-9]+)(?:;(.*))?$", answer, re.MULTILINE)
         if not ids:
+            printed = answer.strip()[:80]
             raise RuntimeError(
-                f"sbatch printed {answer.strip()[:80]!r} instead of a job id; check with squeue "
+                f"sbatch printed {printed!r} instead of a job id; check with squeue "
                 "--me whether the job is queued, and ask the cluster's support about sbatch "
                 "--parsable"
             )

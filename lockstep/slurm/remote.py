@@ -150,9 +150,10 @@ def _fetch(host: Host, folder: str, command: Sequence[str]) -> None:
 def _check(host: Host, code: int) -> int:
     """Return a command's exit code; raise RuntimeError if ssh or `lockstep` did not start."""
     if code == EXIT_OF_SSH:
+        command = shlex.join([*SSH, host.login, "true"])
         raise RuntimeError(
             f"ssh cannot reach {host.login} without a password; set up a key or an agent, and try: "
-            f"{shlex.join([*SSH, host.login, 'true'])}"
+            f"{command}"
         )
     if code == EXIT_NOT_FOUND:
         raise RuntimeError(

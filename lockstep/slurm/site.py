@@ -176,7 +176,7 @@ class Container(Table):
     runtime: Literal["apptainer", "singularity", "podman-hpc", "pyxis"] = "apptainer"
     """program that runs the image; podman-hpc and pyxis have not been tested on a cluster"""
     image: Line
-    """SIF file that all nodes see; for pyxis a squashfs file, for podman-hpc the image's name"""
+    "image: a SIF file that all nodes see, a squashfs file for pyxis, or a name for podman-hpc"
     binds: tuple[Bind, ...] = ()
     """folders to bind into the image, each as /from[:/to[:ro]]"""
     args: tuple[Line, ...] = ()
@@ -265,7 +265,7 @@ class Site(Table):
     time: Duration
     """time limit of one job, [days-]HH:MM:SS"""
     max_ranks_per_node: Count | None = None
-    """maximum number of ranks on a node; by default its number of GPUs, or else of CPUs"""
+    "maximum number of ranks on a node; by default its GPUs, or its CPUs if it has no GPU"
     container: Container | None = None
     """container image in which the ranks run"""
     modules: tuple[Line, ...] = ()
@@ -355,9 +355,10 @@ class Site(Table):
         """Return the site with its jobs in another partition; raise ValueError if unknown."""
         known = sorted({*self.partitions, *filter(None, [self.partition])})
         if name not in known:
+            partitions = ", ".join(known) or "none"
             raise ValueError(
                 f"site {self.name} has no partition {name!r}; choose from "
-                f"{', '.join(known) or 'none'}, or add [partitions.{name}] to the site file"
+                f"{partitions}, or add [partitions.{name}] to the site file"
             )
         whole = self.model_copy(update={"partition": name})
         changes = self.partitions.get(name, Partition()).changes
@@ -452,8 +453,9 @@ def load(source: str, partition: str | None = None, *, is_draft: bool = False) -
     """
     site = inputs.load(source, Site, built_in())
     if site.to_fill_in and not is_draft:
+        keys = ", ".join(site.to_fill_in)
         raise ValueError(
-            f"{source}: these keys are not filled in yet: {', '.join(site.to_fill_in)}; write "
+            f"{source}: these keys are not filled in yet: {keys}; write "
             "your own values instead of the example's"
         )
     chosen = partition or site.partition

@@ -386,8 +386,8 @@ def compare(
             # The maximum alone is not enough: a NaN may compare as smaller.
             is_near = all(share <= CURVE_TOLERANCE for share in shares)
             text = (
-                f"losses of the same step differ by up to {max(shares):.1e} of the first loss; "
-                f"at most {CURVE_TOLERANCE:g} is allowed"
+                f"losses of the same step differ between world sizes by up to {max(shares):.1e} "
+                f"of the first loss; at most {CURVE_TOLERANCE:g} is allowed"
             )
         checks.append(Check("curve", world_size, is_near, text))
         equal = "equal" if is_equal else "not equal"

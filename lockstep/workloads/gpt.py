@@ -46,7 +46,8 @@ def gpt(size: str = "toy", seq: int = 0) -> Workload:
         ValueError: No such size, or a sequence longer than its context.
     """
     if size not in SHAPES:
-        raise ValueError(f"gpt has no size {size!r}; choose from {', '.join(SHAPES)}")
+        known = ", ".join(SHAPES)
+        raise ValueError(f"gpt has no size {size!r}; choose from {known}")
     shape = SHAPES[size]
     tokens = seq or shape.context
     if tokens > shape.context:

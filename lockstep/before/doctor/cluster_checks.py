@@ -90,7 +90,7 @@ def _report_missing(subject: Subject, problem: str, action: str) -> Finding:
     """Return a "missing", or a warning on a login node, whose jobs run elsewhere."""
     is_job = "SLURM_JOB_ID" in subject.environ
     if subject.site is not None and isinstance(subject.slurm, Cluster) and not is_job:
-        return warning(f"on this login node: {problem}", action)
+        return warning(f"{problem} on this login node", action)
     return missing(problem, action)
 
 
@@ -149,7 +149,10 @@ def namespaces(subject: Subject) -> Finding:
     _build_configuration()
     for path, setting in ((NAMESPACES, "0"), (CLONE, "0"), (APPARMOR, "1")):
         if path.exists() and path.read_text(encoding="ascii").strip() == setting:
-            text = f"{hostname()} lets no ordinary user create namespaces: {path} is {setting}"
+            text = (
+                f"ordinary users of {hostname()} cannot create user namespaces, because {path} is "
+                f"{setting}"
+            )
             action = (
                 f"ask the cluster's support to change {path}, or to install apptainer-suid; the "
                 f"command {TRY} shows whether namespaces work"
@@ -172,7 +175,7 @@ def fuse(subject: Subject) -> Finding:
         return _report_missing(subject, f"{FUSE} does not exist", action)
     mode = FUSE.stat().st_mode
     if mode & 0o006 != 0o006:
-        text = f"ordinary users cannot use {FUSE}, whose mode is {stat.filemode(mode)}"
+        text = f"ordinary users cannot use {FUSE}, because its mode is {stat.filemode(mode)}"
         action = f"ask the cluster's support to run chmod 666 {FUSE}"
         return _report_missing(subject, text, action)
     libexec = re.search(r"^LIBEXECDIR=(.+)$", configuration, re.MULTILINE)
@@ -198,7 +201,10 @@ def image(subject: Subject) -> Finding:
         return missing(f"{path} is not a SIF image", action)
     here = inspection.architecture_here()
     if header.architecture not in (None, here):
-        text = f"{path} is built for {header.architecture}, but this machine has {here}"
+        text = (
+            f"the image {path} is built for {header.architecture}, but this machine has the "
+            f"architecture {here}"
+        )
         action = (
             "build the image on a node of the site, or correct container.image in the site file"
         )
@@ -216,7 +222,7 @@ def image(subject: Subject) -> Finding:
         recorded = record.sha256[:12]
         text = f"{image_facts}, but its build record has the SHA-256 {recorded}"
         return missing(text, "build the image again, or copy it here again")
-    return ok(f"{image_facts}, as in its build record")
+    return ok(f"{image_facts}, and its build record has the same SHA-256")
 
 
 @check("Image", "Image's Python", is_long=True)
@@ -236,7 +242,9 @@ def image_runs(subject: Subject) -> Finding:
             processes.output([*command, "true"], COMMAND_TIMEOUT_S)
         except RuntimeError:
             # On some machines root lacks capabilities.
-            return _report_missing(subject, str(error), f"run as an ordinary user: {trial}")
+            return _report_missing(
+                subject, str(error), f"run this command as an ordinary user: {trial}"
+            )
         return missing(
             f"the image starts, but its Python cannot measure: {error}",
             f"run this command to see the whole error: {trial}",
@@ -245,7 +253,7 @@ def image_runs(subject: Subject) -> Finding:
     if runtime and not facts[runtime]:
         platform = RUNTIMES[runtime]
         return missing(
-            f"the site's GPUs need {platform}, but the image has {torch_facts}",
+            f"the site's GPUs need a torch for {platform}, but the image has {torch_facts}",
             f"build the image from a base image whose torch is built for {platform}, or correct "
             "gpu_runtime in the site file",
         )
@@ -320,18 +328,22 @@ def partition(subject: Subject) -> Finding:
             "correct the site file; lockstep init --dry-run prints a site file that fits the nodes"
         )
         return missing(f"no node of partition {chosen.name} fits the site file: {reasons}", action)
-    here = sum(node.is_here for node in fitting)
+    num_in_service = sum(node.is_here for node in fitting)
     num_fitting, num_nodes = len(fitting), len(chosen.nodes)
-    fit = f"{num_fitting} of {num_nodes} nodes of partition {chosen.name} fit the site file"
-    if not here:
+    nodes_that_fit = (
+        f"{num_fitting} of {num_nodes} nodes of partition {chosen.name} fit the site file"
+    )
+    if not num_in_service:
         action = f"ask the cluster's support when partition {chosen.name} will be in service"
-        return warning(f"{fit}, but none of these nodes is in service", action)
+        return warning(f"{nodes_that_fit}, but none of these nodes is in service", action)
     kinds = {node.kind.shape for node in fitting}
     if len(kinds) > 1 and not site.gpu_types:
         action = "set constraint or gpu_type in the site file, so that a job's nodes are all equal"
         num_kinds = len(kinds)
-        return warning(f"{fit}, but these nodes have {num_kinds} kinds of hardware", action)
-    return ok(f"{fit}, and {here} of them are in service")
+        return warning(
+            f"{nodes_that_fit}, but these nodes have {num_kinds} kinds of hardware", action
+        )
+    return ok(f"{nodes_that_fit}, and {num_in_service} of them are in service")
 
 
 def _lacks(site: Site, node: Node) -> list[str]:
@@ -349,12 +361,15 @@ def _lacks(site: Site, node: Node) -> list[str]:
         if requested > available
     ]
     if site.gpu_type and site.gpu_type != kind.gpu_type:
-        has = kind.gpu_type or ("GPUs without a type" if kind.num_gpus else "no GPUs")
-        lacks.append(f"gpu_type is {site.gpu_type} in the site file, but the nodes have {has}")
+        gpu_types = kind.gpu_type or ("GPUs without a type" if kind.num_gpus else "no GPUs")
+        lacks.append(
+            f"gpu_type is {site.gpu_type} in the site file, but the nodes have {gpu_types}"
+        )
     # Expressions such as a&b or [a|b] are left to Slurm.
     if site.constraint and site.constraint.isidentifier() and site.constraint not in node.features:
         lacks.append(
-            f"the nodes lack the feature {site.constraint}, the constraint in the site file"
+            f"the nodes lack the feature {site.constraint}, which constraint in the site file "
+            "requires"
         )
     return lacks
 
@@ -419,7 +434,8 @@ def job_limits(subject: Subject) -> Finding:
             )
             most = clock(limit.value)
             action = f'set time in the site file to "{most}" or less, or choose another qos'
-            text = f"time is {site.time}, but the limit is {limit.text}, so {outcome}"
+            shown_limit = limit.text
+            text = f"time is {site.time}, but the limit is {shown_limit}, so {outcome}"
             return missing(text, action)
     texts = [limit.text for limit in limits]
     return ok(texts[0], *texts[1:]) if texts else ok("your account and QOS set no limits")

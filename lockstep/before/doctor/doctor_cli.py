@@ -23,7 +23,9 @@ LEVELS: tuple[Level, ...] = ("ok", "warning", "missing", "not needed")
 
 
 @click.command()
-@site_option("chosen_site", "Also check this site, a site file or a built-in name")
+@site_option(
+    "chosen_site", "Also check this site; give a site file or the name of a built-in site."
+)
 @click.option(
     "--data",
     type=click.Path(path_type=Path),

@@ -158,7 +158,9 @@ def check(group: str, name: str, *, is_long: bool = False) -> Callable[[Check], 
                 finding = Finding("", str(why), "not needed")
             except (OSError, RuntimeError) as error:
                 text = f"the check {name} could not run: {error}"
-                finding = warning(text, "continue if a small test job succeeds")
+                finding = warning(
+                    text, "run a small test job; if it succeeds, ignore this failed check"
+                )
             return replace(finding, kind=name, group=group)
 
         CHECKS[name] = run, is_long
@@ -199,8 +201,13 @@ def judge_versions(facts: Mapping[str, Any], *details: str) -> Finding:
         major = driver.partition(".")[0]
         if major.isdecimal() and int(major) < LEAST_DRIVER.get(cuda, 0):
             least = f"{LEAST_DRIVER[cuda]} or newer"
-            reason = f"CUDA {cuda} needs driver {least}, but this machine has driver {driver}"
-            action = "ask for a newer NVIDIA driver, or use a torch that is built for an older CUDA"
+            reason = (
+                f"CUDA {cuda} needs NVIDIA driver {least}, but this machine has driver {driver}"
+            )
+            action = (
+                "ask the machine's support for a newer NVIDIA driver, or use a torch that is "
+                "built for an older CUDA"
+            )
             return warning(f"{text}; {reason}", action)
     loaded, built_for = facts["nccl"], facts.get("built_for_nccl")
     if loaded and built_for and _numbers(loaded) < _numbers(built_for):
@@ -220,7 +227,9 @@ def local_torch(subject: Subject) -> Finding:
     if problem and subject.site is not None:
         raise NotNeededError(f"{problem}; the site's jobs use another Python")
     if problem:
-        return missing(problem, f"{action}, or measure in an image, which a site file names")
+        return missing(
+            problem, f"{action}, or measure in an image: set container.image in a site file"
+        )
     try:
         facts = probe([sys.executable])
     except RuntimeError as error:
@@ -395,17 +404,20 @@ def data_storage(subject: Subject) -> Finding:
 def results_storage(subject: Subject) -> Finding:
     wanted = subject.results
     path = next(p for p in (wanted.absolute(), *wanted.absolute().parents) if p.exists())
-    kind, text, _ = _storage(path, wanted)
+    kind, storage, _ = _storage(path, wanted)
     try:
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
         return missing(f"{path}: {error.strerror}", "choose a writable results folder with --to")
     if kind in FLEETING:
-        action = "with --to, choose a results folder that outlives this machine or container"
-        return warning(text, action)
-    finding = _enough(path, text)
+        action = (
+            "choose with --to a results folder that remains after this machine or container has "
+            "ended"
+        )
+        return warning(storage, action)
+    finding = _enough(path, storage)
     if finding.level == "ok" and subject.site is not None and kind in ON_ONE_MACHINE:
-        text = f"{text}; the cluster's nodes see this folder only if this machine exports it"
+        text = f"{storage}; the cluster's nodes see this folder only if this machine exports it"
         folder = shlex.quote(str(path))
         action = (
             f"run srun ls -d {folder}; if this fails, choose a folder on shared storage with --to"

@@ -65,7 +65,12 @@ def campaign_file(
         line("world_sizes", world_sizes, "numbers of ranks"),
         line("repeats", 3, "number of launches of each world size, in random order"),
         line("size", size, "how much to measure: smoke, laptop, node or cluster"),
-        line("workload", "resnet50", "model to train; by default the size's model", is_set=False),
+        line(
+            "workload",
+            "resnet50",
+            "model to train; by default the value of the key size decides",
+            is_set=False,
+        ),
         line("precision", "bf16", "fp32 by default", is_set=False),
         line(
             "global_batch",
@@ -292,7 +297,11 @@ def _hardware(chosen: Partition, kind: Kind) -> Iterator[str]:
     yield line("gpus_per_node", kind.num_gpus, "" if kind.num_gpus else "measure on the CPUs")
     if kind.gpu_type:
         num_types = len(types)
-        several = f"one of {num_types} types of GPU" if num_types > 1 else "the only type of GPU"
+        several = (
+            f"one of the partition's {num_types} types of GPU"
+            if num_types > 1
+            else "the only type of GPU"
+        )
         yield line("gpu_type", kind.gpu_type, several, is_set=num_types > 1)
     # Name (amd_instinct_mi250x) or architecture (gfx90a) of an AMD GPU.
     if re.search(r"mi[0-9]{2}|gfx[0-9]", kind.gpu_type or "", re.IGNORECASE):

@@ -122,8 +122,8 @@ def tasks_against_gpus(job: Job) -> Iterator[Hit]:
             idle = f" and leaves {gpus - tasks} idle" if tasks < gpus else ""
             num_ranks, num_gpus = counted(tasks, "rank"), counted(gpus, "GPU")
             fact = (
-                f"srun starts {num_ranks} on a node with {num_gpus}{idle}: a rank drives only one "
-                "GPU"
+                f"srun starts {num_ranks} on a node with {num_gpus}{idle}; each rank can use only "
+                "one GPU"
             )
             yield Hit(step.line, fact, f"set --ntasks-per-node={gpus}")
 
@@ -260,7 +260,7 @@ RANK_OPTION = re.compile(r"--(node|machine|local|global)?[_-]?rank\b")
 
 
 @BATCH.rule("NODE-RANK-BATCH", "error",
-            "each rank variable is 0 in the batch shell, so every task gets 0",
+            "variables such as SLURM_PROCID are 0 in the batch shell, so every task gets 0",
             "put the variable in single quotes, so that each task expands it: srun bash -c "
             "'$SLURM_PROCID'"
             )  # fmt: skip
@@ -307,7 +307,10 @@ def accounting_of_itself(job: Job) -> Iterator[Hit]:
         names_jobs = any(word.text.startswith(("-j", "--job")) for word in command.words)
         is_own = command.live & OWN_JOB or (not names_jobs and command.name == "sacct")
         if command.name in ("sacct", "seff") and is_own:
-            yield Hit(command.line, f"{command.name} asks about the job in which it runs")
+            yield Hit(
+                command.line,
+                f"the script calls {command.name} for the job in which the script itself runs",
+            )
 
 
 INSTALLERS = {"pip", "pip3", "conda", "mamba", "micromamba", "uv", "apt", "apt-get"}
@@ -335,7 +338,11 @@ def install_in_job(job: Job) -> Iterator[Hit]:
 def version_as_file(job: Job) -> Iterator[Hit]:
     for operator, target in job.shell.redirects:
         if operator in (">", ">>") and target.text.startswith("=") and not target.is_quoted:
-            yield Hit(target.line, f"the shell reads {operator}{target.text} as output to a file")
+            yield Hit(
+                target.line,
+                f"the shell reads {operator}{target.text} as a redirection, and writes the output "
+                "to a file",
+            )
 
 
 def meeting_values(job: Job, variable: str, *names: str) -> Iterator[tuple[int, str]]:
@@ -422,7 +429,7 @@ def meets_itself(job: Job) -> Iterator[Hit]:
                     matches = (match[0] for text in values if (match := pattern.search(text)))
                     expression = next(matches, "")
                     if expression and expression.strip("${}") not in part.live:
-                        fact = f"each task expands {expression} itself, to a different {noun}"
+                        fact = f"each task expands {expression} to a different {noun}"
                         yield Hit(command.line, fact)
 
 
@@ -451,7 +458,10 @@ def no_cpus(job: Job) -> Iterator[Hit]:
         for step in job.launches:
             if not {"cpus-per-task", "cpus-per-gpu"} & {*step.options}:
                 fact = "neither sbatch nor srun has --cpus-per-task, so tasks may get only one core"
-                action = "set --cpus-per-task of both to the cores of a node / its number of tasks"
+                action = (
+                    "set --cpus-per-task of sbatch and srun to a node's cores divided by the "
+                    "tasks of a node"
+                )
                 yield Hit(step.line, fact, action)
                 return
 
@@ -578,7 +588,7 @@ def broken_line(job: Job) -> Iterator[Hit]:
         begins = re.match("--?[a-zA-Z]", first) and line.lstrip().startswith(first)
         text = job.lines[before - 1].strip() if begins and before and not CASE.match(line) else ""
         if text.startswith("#"):
-            cut[before] = "a comment between its lines ends the command too early"
+            cut[before] = "a comment between the lines of a command ends this command too early"
         elif text and before not in cut and not text.endswith(("|", "&&")):
             cut[before] = "the line has no backslash at its end"
     yield from (Hit(line, fact) for line, fact in cut.items())
@@ -620,7 +630,8 @@ BATCH.rule(
 def dos_lines(job: Job) -> Iterator[Hit]:
     numbers = [number for number, line in enumerate(job.lines, start=1) if line.endswith("\r")]
     if numbers:
-        yield Hit(numbers[0], f"the script has Windows line ends (CR LF) in {len(numbers)} lines")
+        num_lines = len(numbers)
+        yield Hit(numbers[0], f"the script has Windows line ends (CR LF) in {num_lines} lines")
 
 
 @BATCH.rule("DIRECTIVE-LATE", "error", "sbatch silently ignores directives after the first command",
@@ -706,8 +717,8 @@ def _may_exist(folder: Path, job: Job) -> bool:
 
 
 @BATCH.rule("GPU-PER-TASK", "warning",
-            'a rank that uses cuda:LOCAL_RANK fails with "invalid device ordinal", and with cuda:0 '
-            'instead NCCL cannot use NVLink and P2P',
+            'a rank that uses cuda:LOCAL_RANK fails with "invalid device ordinal"; if each rank '
+            "uses cuda:0 instead, NCCL cannot use NVLink and P2P",
             "use --gpus-per-node instead, start one task for each GPU, and use cuda:LOCAL_RANK in "
             "each rank")  # fmt: skip
 def one_gpu_per_task(job: Job) -> Iterator[Hit]:

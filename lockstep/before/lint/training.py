@@ -288,8 +288,8 @@ def no_workers(script: Script) -> Iterator[Hit]:
 
 
 @TRAINING.rule("NO-SYNC", "warning",
-               "each backward pass exchanges all gradients, but only the last pass before a step "
-               "needs this exchange",
+               "each backward pass exchanges all gradients, but only the last pass before an "
+               "optimizer step needs this exchange",
                "run every backward pass except the last one within `with "
                "model.no_sync():`")  # fmt: skip
 def no_sync(script: Script) -> Iterator[Hit]:
@@ -377,7 +377,8 @@ def gloo_for_gpus(script: Script) -> Iterator[Hit]:
 
 @TRAINING.rule("RANK-COLLECTIVE", "error",
                "the ranks that make this call wait for the other ranks until they time out",
-               "call the collective on every rank; only output may depend on the rank")  # fmt: skip
+               "call the collective on every rank; only printing and writing may depend on "
+               "the rank")  # fmt: skip
 def some_ranks_only(script: Script) -> Iterator[Hit]:
     """Yield collective calls, including DDP's forward, that not every rank makes."""
     models = {
@@ -408,14 +409,17 @@ def some_ranks_only(script: Script) -> Iterator[Hit]:
                 block = getattr(holder, name, None)
                 if isinstance(block, list) and branch in block:
                     for call in collectives(*block[block.index(branch) + 1 :]):
-                        fact = f"ranks that leave at `if {test}` skip {name_of(call.func)}"
+                        fact = (
+                            f"the ranks that leave at `if {test}` never call {name_of(call.func)}"
+                        )
                         yield Hit(call.lineno, fact)
         # Each forward of DDP may broadcast the model's buffers.
         for call in forwards[0] or forwards[1] if not all(forwards) else ():
             name = name_of(call.func)
             yield Hit(
                 call.lineno,
-                f"DDP's forward {name}(...) runs within `if {test}`: other ranks may wait for it",
+                f"DDP's forward pass {name}(...) runs only where `if {test}` is true, and may "
+                "wait for the other ranks",
                 f"call {name}.module(...) in this branch, or call {name}(...) on every rank",
             )
 

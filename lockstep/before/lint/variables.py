@@ -180,7 +180,10 @@ OTHERS = re.compile(
 )
 _TO_DEBUG = "unset the variable, unless you are debugging"
 _BLOCKING = ("the host waits for each kernel, so no work overlaps", _TO_DEBUG)
-_SLOWER_PATH = "unset the variable, or name in a comment the fault of the machine that requires it"
+_SLOWER_PATH = (
+    "unset the variable, or add a comment that names the fault of the machine that requires this "
+    "setting"
+)
 _BY_HOST = (
     "GPUs of a node exchange data through the host's memory instead of NVLink", _SLOWER_PATH
 )  # fmt: skip

@@ -43,19 +43,26 @@ NOISY = 0.2
 MOST_SHOWN = 32
 # Probe -> its column, and the end of a sentence about its slowness.
 PROBES: dict[Probe, tuple[str, str]] = {
-    "matmul": ("matrix product", "a matrix product takes {ratio} times as long as on the others"),
-    "memory": ("memory copy", "a copy in memory takes {ratio} times as long as on the others"),
+    "matmul": (
+        "matrix product",
+        "a matrix product takes {ratio} times as long as on the other devices",
+    ),
+    "memory": (
+        "memory copy",
+        "a copy in memory takes {ratio} times as long as on the other devices",
+    ),
     "host_copy": (
         "copy from host",
-        "a copy from the host takes {ratio} times as long as on the others",
+        "a copy from the host takes {ratio} times as long as on the other devices",
     ),
     "node_all_reduce": (
         "within node",
-        "an all-reduce among the node's ranks takes {ratio} times as long as on the others",
+        "an all-reduce among the node's ranks takes {ratio} times as long as on the other nodes",
     ),
     "pair_all_reduce": (
         "with other nodes",
-        "an all-reduce with any other node takes {ratio} times as long as on the others",
+        "an all-reduce between this node and another takes {ratio} times as long as between "
+        "the other nodes",
     ),
 }
 UNCOMPARED: dict[Probe, str] = {
@@ -409,7 +416,7 @@ def describe_floor(screening: Screening) -> str | None:
         return None
     row, ranks = reduced.slowest, counted(len(screening.seats), "rank")
     nodes, bandwidth = listed(screening.nodes), reduced.text
-    of_all = f"an all-reduce over {ranks} on {nodes} has {bandwidth}"
+    of_all = f"an all-reduce over {ranks} on {nodes} reaches {bandwidth}"
     slowest = row and f"; {listed(row.nodes)} takes {ratio(row.ratio)} times as long as other nodes"
     return f"{of_all}{slowest or ''}"
 
@@ -430,7 +437,7 @@ def page(screening: Screening) -> str:
             lines.append(text)
     if reduced := screening.all_reduce:
         message, bandwidth = f"{reduced.num_bytes / 2**20:g} MiB", reduced.text
-        lines.append(f"An all-reduce of {message} over all ranks has {bandwidth}.")
+        lines.append(f"An all-reduce of {message} over all ranks reaches {bandwidth}.")
     if screening.findings and len(nodes) > 1:
         # Without one of its two nodes a slow link is not used.
         slow = dict.fromkeys(finding.row.nodes[-1] for finding in screening.findings)
@@ -468,5 +475,8 @@ def _table(screening: Screening) -> list[str]:
     table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
     left_out = len(order) - MOST_SHOWN
     more = [f"and {counted(left_out, 'rank')}, all faster"] if left_out > 0 else []
-    unit = "Each cell is a time divided by the others' time, with its interval. Above 1 is slower."
+    unit = (
+        "Each cell is a rank's or node's time divided by the time of the others, with the "
+        "interval of this ratio. Above 1 is slower."
+    )
     return [unit, "", *table, *more]

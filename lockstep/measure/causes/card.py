@@ -112,8 +112,8 @@ def headline(bound: Bound) -> str:
         is_longer = bound.beyond_rounds > 0
         change, longer = ("was busy", "longer") if is_longer else ("changed", "less")
         return (
-            f"The machine {change}: {step} in the rounds, and {percent(abs(bound.beyond_rounds))} "
-            f"% {longer} in the turns that measure causes. Measure again on a quiet machine."
+            f"The machine {change}: {step} in the rounds, but {percent(abs(bound.beyond_rounds))} "
+            f"% {longer} when causes were measured. Measure again on a quiet machine."
         )
     if bound.kind == "open":
         least = percent(NOTABLE)
@@ -126,13 +126,14 @@ def headline(bound: Bound) -> str:
     name = KINDS[bound.kind]
     bound_by = "Bound by a fixed cost" if bound.kind == "launch" else f"{name.capitalize()}-bound"
     start = bound_by if named[0].seconds >= BOUND * bound.step_s else f"Most time is lost to {name}"
-    text = f"{step}; reduce {NAMES[named[0].cause]} first"
+    advice = f"{step}; reduce {NAMES[named[0].cause]} first"
     if larger := bound.larger_unshown:
+        other_cause = NAMES[larger.cause]
         return (
-            f"Time is lost to {name}: {text}. Perhaps more time is lost to {NAMES[larger.cause]}, "
+            f"Time is lost to {name}: {advice}. Perhaps more time is lost to {other_cause}, "
             "but this is not shown."
         )
-    return f"{start}: {text}."
+    return f"{start}: {advice}."
 
 
 def _unsteady(bound: Bound) -> list[str]:
@@ -244,7 +245,7 @@ def _trust(bound: Bound) -> str:
     launches = "one launch" if is_single else counted(bound.num_launches, "launch")
     texts = [f"each variant of the step was timed in {turns} over {launches}"]
     if is_single and not _has_interval(bound):
-        texts.append("there are too few turns for intervals")
+        texts.append("there are too few turns to compute intervals")
     if abs(bound.beyond_rounds) >= NOTABLE and not bound.is_unlike:
         longer = "longer" if bound.beyond_rounds > 0 else "shorter"
         texts.append(

@@ -76,10 +76,11 @@ class ImageDataset(Dataset[tuple[torch.Tensor, int]]):
         image = tuple(images.shape[1:])
         grey_to_colour = image[0] == 1 and self.shape == (3, *image[1:])
         if not grey_to_colour and np.prod(image) != np.prod(self.shape):
+            num_elements = np.prod(image)
             raise ValueError(
                 f"images of shape {image} do not fit a model that takes {self.shape}; choose a "
                 f"workload that takes images of shape {image}, or of any shape with "
-                f"{np.prod(image)} elements"
+                f"{num_elements} elements"
             )
 
     def __len__(self) -> int:
@@ -171,7 +172,8 @@ def load(name: str, root: Path, workload: Workload, augment: bool, num_synthetic
         RuntimeError: It is missing and cannot be downloaded, or its checksum is wrong.
     """
     if name not in DATA:
-        raise ValueError(f"there is no data set {name!r}; choose from {', '.join(DATA)}")
+        known = ", ".join(DATA)
+        raise ValueError(f"there is no data set {name!r}; choose from {known}")
     if name == "synthetic":
         return _synthetic(workload, num_synthetic)
     inputs, _ = workload.make_batch(1, torch.device("cpu"), None)

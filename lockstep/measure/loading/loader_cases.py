@@ -247,8 +247,9 @@ def _check(
     times = torch.bincount(torch.tensor(list(epoch)), minlength=num_images).to(device)
     distributed.all_reduce(times)
     if int(times.max()) > 1:
+        sample, num_times = times.argmax(), times.max()
         raise RuntimeError(
-            f"sample {times.argmax()} came {times.max()} times in one epoch instead of once; the "
+            f"sample {sample} came {num_times} times in one epoch instead of once; the "
             "ranks do not divide the data set correctly, so do not use this result"
         )
     return {"each_sample_once": True}

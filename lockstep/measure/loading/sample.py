@@ -51,8 +51,8 @@ def check(*splits: tuple[np.ndarray, np.ndarray]) -> None:
     content = hashlib.sha256()
     for images, labels in splits:
         content.update(images.tobytes() + labels.astype(np.uint8).tobytes())
-    if (found := content.hexdigest()) != SHA256:
+    if (checksum := content.hexdigest()) != SHA256:
         raise RuntimeError(
-            f"{NAME} has the SHA-256 checksum {found} instead of {SHA256}, so its files were "
+            f"{NAME} has the SHA-256 checksum {checksum} instead of {SHA256}, so its files were "
             f"altered; remove the folder {FOLDER} and run lockstep run data make again"
         )

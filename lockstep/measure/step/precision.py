@@ -47,7 +47,7 @@ def why_unsupported(precision: str, device: torch.device) -> str | None:
 def refusal(precision: str, capability: tuple[int, int] | None) -> str | None:
     """Return why an NVIDIA GPU of a compute capability, or a CPU (None), lacks a precision."""
     if precision == "fp16" and capability is None:
-        return "fp16 needs a GPU; this rank runs on a CPU, which has no fp16 path worth measuring"
+        return "fp16 needs a GPU, but this rank runs on a CPU"
     # A CPU may compute bf16 (see `is_emulated`); TF32 exists on NVIDIA GPUs only.
     exempt = ("fp32", "fp16") if capability else ("fp32", "bf16")
     if precision in exempt or (capability is not None and capability >= _AMPERE):

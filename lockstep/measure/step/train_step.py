@@ -54,13 +54,11 @@ class StepConfig:
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
-            raise ValueError(
-                f"there is no precision {self.precision!r}; choose from {', '.join(PRECISIONS)}"
-            )
+            known = ", ".join(PRECISIONS)
+            raise ValueError(f"there is no precision {self.precision!r}; choose from {known}")
         if self.strategy not in STRATEGIES:
-            raise ValueError(
-                f"there is no strategy {self.strategy!r}; choose from {', '.join(STRATEGIES)}"
-            )
+            known = ", ".join(STRATEGIES)
+            raise ValueError(f"there is no strategy {self.strategy!r}; choose from {known}")
         if self.accumulation < 1:
             raise ValueError(f"accumulation must be at least 1, but is {self.accumulation}")
         if self.bucket_cap_mb is not None and self.bucket_cap_mb <= 0:
@@ -263,7 +261,8 @@ def find_unsuited(config: "StepConfig", own: Workload | None) -> str:
     lacking = [name for name, is_set in settings.items() if is_set]
     if not (lacking and is_sharded(config)):
         return ""
-    return f"strategy=fsdp cannot be used with {' and '.join(lacking)}; use strategy=ddp instead"
+    options = " and ".join(lacking)
+    return f"strategy=fsdp cannot be used with {options}; use strategy=ddp instead"
 
 
 def blocks(model: nn.Module, own: Workload | None = None) -> list[nn.Module]:

@@ -300,8 +300,8 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
             busy = f"{use['busy_percent']}% busy{memory} ({use['column']} of step {use['step']})"
         yield f"  GPUs    {trimmed(account['gpu_hours'])} GPU-hours; {busy}"
     if account["state"] not in ENDED:
-        then = "top" if account["state"] == "RUNNING" else "why"
-        yield f"  The job has not ended; lockstep slurm {then} {job_id} shows its state"
+        command = "top" if account["state"] == "RUNNING" else "why"
+        yield f"  The job has not ended; lockstep slurm {command} {job_id} shows its state"
     for hint in hints(account):
         kind, amount = hint["kind"], hint["amount"]
         request = f"--time={clock(amount)}" if "time" in kind else f"--mem={_mebibytes(amount)}"

@@ -326,4 +326,4 @@ def prospect_lines(
         )
     for start in starts:
         nodes, names = counted(start["num_nodes"], "node"), listed(start["jobs"], 3)
-        yield f"If submitted now, {names} ({nodes}) would start {moment(start['at'])}."
+        yield f"If you submit them now, {names} ({nodes}) would start {moment(start['at'])}."

@@ -67,7 +67,8 @@ def parse_event(value: object, at: int) -> JobEvent:
     if not isinstance(job_id, str) or not re.fullmatch("[0-9]{1,18}(_[0-9]{1,9})?", job_id):
         raise ValueError("job_id is not an id of Slurm, such as 17 or 17_3")
     if status not in ENDED:
-        raise ValueError(f"status is not one of {', '.join(sorted(ENDED))}")
+        allowed = ", ".join(sorted(ENDED))
+        raise ValueError(f"status is not one of {allowed}")
     if not isinstance(code, int) or isinstance(code, bool) or not 0 <= code <= LARGEST_CODE:
         raise ValueError(f"exit_code is not a number from 0 to {LARGEST_CODE}")
     return JobEvent(job_id, str(status), code, at)
@@ -271,8 +272,8 @@ def _check(entry: dict[str, Any], path: Path) -> None:
         isinstance(number, int) for number in cancelled
     )
     for name in (name for name, is_right in are_right.items() if not is_right):
-        text = str(entry[name])[:80]
-        raise ValueError(f"{path}: a line has the invalid value {text!r} for the key {name}")
+        value = str(entry[name])[:80]
+        raise ValueError(f"{path}: a line has the invalid value {value!r} for the key {name}")
 
 
 def find_table(entry: Any, *keys: str) -> dict[str, Any]:

@@ -60,9 +60,10 @@ BEAT_S = 15.0
 @click.command()
 @click.argument("folder")
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True,
-              help="Port to listen on; 0 takes a free one.")  # fmt: skip
+              help="Port on which the status page listens; 0 takes a free port.")  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True,
-              help="Address to listen on; all who can reach it can read the page.")  # fmt: skip
+              help="Address on which the status page listens. Whoever can reach this address can "
+                   "read the page.")  # fmt: skip
 @click.option("--key-file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="File of the key that signs events, created if missing.  "
               f"[default: {KEY_FILE} in FOLDER]",
@@ -203,7 +204,9 @@ class Inbox:
                 return 401, "the signature was not made with this server's key"
             now = self.clock()
             if abs(now - int(timestamp)) > WINDOW_S:
-                return 401, "the timestamp is more than five minutes off this machine's clock"
+                return 401, (
+                    "the timestamp differs from this machine's clock by more than five minutes"
+                )
             self.seen = {s: at for s, at in self.seen.items() if now - at <= WINDOW_S}
             if signature in self.seen:
                 return 409, "this message was already received"
@@ -214,7 +217,7 @@ class Inbox:
             sent = self.results.jobs()
             known = {job.id for job in sent}
             if event.job_id not in known | set(ids_by_hand(self.results, sent, None)):
-                return 404, "this campaign has no such job"
+                return 404, "this campaign has no job with this job_id"
             append_line(self.results.events_file, {"uuid": signature, **asdict(event)})
             self.seen[signature] = int(timestamp)  # last: an event that was not written may return
         self.on_event()

@@ -103,8 +103,9 @@ class Watching(OverSsh):
                    "--watch, write the page each time.")  # fmt: skip
 @expectation_options
 @click.option("--cancel-below", is_flag=True,
-              help="If a world size misses the floor, cancel the pending jobs of larger sizes and "
-              "leave out those sizes. Stages that wait for these jobs by afterok do not start."
+              help="If a world size has less parallel efficiency than --floor, cancel the pending "
+                   "jobs of larger sizes and leave out those sizes. Stages that wait for these "
+                   "jobs by afterok do not start."
               )  # fmt: skip
 @click.option("--collect", "collects", is_flag=True,
               help="Write the JSON of each launch from its journal, save the jobs' accounting, and "
@@ -168,7 +169,7 @@ def status(
             try:
                 for name in end_ladder(campaign, board.results, facts["measured"]):
                     click.echo(
-                        f"cancelled {name}, because a smaller world size misses the floor of "
+                        f"cancelled {name}, because a smaller world size is below the floor of "
                         "parallel efficiency",
                         err=True,
                     )
@@ -238,7 +239,8 @@ def _collect(folder: str, *, as_json: bool) -> None:
         sums = {unit: sum(a.get(key) or 0.0 for a in accounts) for key, unit in ACCOUNTED.items()}
         totals = ", ".join(f"{trimmed(hours)} {unit}" for unit, hours in sums.items() if hours)
         jobs = counted(len(rows), "job")
-        click.echo(f"accounting is known for {len(accounts)} of {jobs}")
+        num_known = len(accounts)
+        click.echo(f"accounting is known for {num_known} of {jobs}")
         if totals:
             click.echo(
                 f"the jobs took {totals}; the timed regions took {trimmed(measured)} rank-hours"
@@ -321,9 +323,8 @@ def open_jobs(results: Results, name: str | None = None, point: int | None = Non
             "jobs"
         )
     if len(arrays) > 1:
-        raise ValueError(
-            f"several arrays have an element {point}; choose one with --job: {', '.join(arrays)}"
-        )
+        names = ", ".join(arrays)
+        raise ValueError(f"several arrays have an element {point}; choose one with --job: {names}")
     return opened
 
 

@@ -17,7 +17,7 @@ from lockstep.slurm.status.status_record import PLACE, SOFTWARE
 
 # kind of a script -> when to submit it
 WHEN = {
-    "stage": "submit after the jobs that its --dependency names; the job runs your own command",
+    "stage": "submit after the jobs that its option --dependency names; it runs your own command",
     "fallback": "submit if a job before this one fails; the job runs your own command",
     "preflight": "submit first; within minutes the job checks that nodes and ranks communicate",
     "ladder": "submit at once; the job measures one repeat of all world sizes on the same nodes",
@@ -52,7 +52,8 @@ CONFIGURATION = {
 def _summarize(record: Mapping[str, Any]) -> str:
     launches = f"{record['num_complete']} of {record['num_planned']} launches complete."
     if not record["jobs"]:
-        ready = f"No job was submitted yet. Scripts ready to submit: {len(record['prepared'])}."
+        num_scripts = len(record["prepared"])
+        ready = f"No job was submitted yet. Scripts ready to submit: {num_scripts}."
         what = ready if record["prepared"] else "No jobs."
         return f"{what} {launches}"
     states = Counter[str]()
@@ -66,8 +67,8 @@ def _warnings(record: Mapping[str, Any]) -> Iterator[str]:
     if record.get("failed_look"):
         yield f"The last update failed; this page is from {record['time']}. {record['failed_look']}"
     if record["errors"]:
-        known = record["as_of"]["slurm"]
-        states = f"the states below are from {known}" if known else "no state is known"
+        time = record["as_of"]["slurm"]
+        states = f"the states below are those of {time}" if time else "no state is known"
         yield f"Slurm does not answer; {states}. {listed(record['errors'])}"
     for name, why in record["refused"].items():
         yield f"{name} was not submitted: {why}"
@@ -158,7 +159,7 @@ def _prepared_tables(record: Mapping[str, Any]) -> list[Table]:
          str(len(script["launches"]) - script["num_complete"] or "")]
         for script in record["prepared"]
     ]  # fmt: skip
-    columns = ["Script", "When to submit it", "Command", "Nodes", "Limit", "Launches left"]
+    columns = ["Script", "When to submit the script", "Command", "Nodes", "Limit", "Launches left"]
     return _table("Scripts that are ready to submit", columns, rows, 3)
 
 

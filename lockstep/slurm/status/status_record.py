@@ -268,7 +268,7 @@ def _next_commands(
     if results.refusals():
         return ["lockstep submit CAMPAIGN --site SITE  # after you correct the refused key"]
     if unsent:
-        return [*unsent, f"lockstep resume {typed}  # this command submits them all at once"]
+        return [*unsent, f"lockstep resume {typed}  # this command submits all these jobs at once"]
     is_left = campaign.num_complete < len(campaign.planned)
     if results.jobs_folder.exists() and is_left:
         return ["lockstep submit CAMPAIGN --site SITE"]

@@ -247,8 +247,8 @@ def share(campaign: Campaign, site: Site) -> Share:
     cpus = site.cpus_per_node // ranks
     if cpus < threads:
         raise ValueError(
-            f"{ranks} ranks of {threads} threads need more than the {site.cpus_per_node} CPUs of a "
-            f"node of {site.name}; lower threads_per_rank or max_ranks_per_node"
+            f"{ranks} ranks with {threads} threads each need more than the {site.cpus_per_node} "
+            f"CPUs of a node of {site.name}; lower threads_per_rank or max_ranks_per_node"
         )
     # torchrun starts programs that use torch.distributed; a [command] names its own launcher.
     is_torchrun = site.launcher == "torchrun" and campaign.command is None

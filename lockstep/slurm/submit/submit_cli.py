@@ -68,11 +68,12 @@ def work_of(
     except ValueError as error:
         if not is_draft:
             raise
-        click.echo(f"Warning: lockstep submit would refuse this: {error}", err=True)
+        click.echo(f"Warning: lockstep submit would refuse this campaign: {error}", err=True)
     if budget and todo.dropped:
+        unit, dropped = budget.unit or todo.unit, ", ".join(todo.dropped)
         click.echo(
-            f"Left out to stay within {budget.hours:g} {budget.unit or todo.unit}: "
-            f"{', '.join(todo.dropped)}. A budget leaves out {DROP_ORDER}.",
+            f"Left out to stay within {budget.hours:g} {unit}: "
+            f"{dropped}. A budget leaves out {DROP_ORDER}.",
             err=True,
         )
     return todo
@@ -157,7 +158,7 @@ def submit(
 
 @click.command(cls=OverSsh)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
-@click.option("--site", "changed", help="Site file to use instead of the last one.")
+@click.option("--site", "changed", help="Site file to use instead of the one that was used last.")
 @click.option("--flagged", is_flag=True, help="Also repeat launches that have a warning flag.")
 @dry_run_option
 @as_json_option
