@@ -169,8 +169,8 @@ class Folder:
         except ValueError as error:
             raise ValueError(f"{path} does not hold a campaign: {error}") from error
         if not isinstance(stored, dict):
-            content = str(stored)[:80]
-            raise ValueError(f"{path} does not hold a campaign: {content!r} is not a JSON object")
+            value = str(stored)[:80]
+            raise ValueError(f"{path} does not hold a campaign: {value!r} is not a JSON object")
         check_schema(stored, str(path))
         check_value(CampaignFile, stored, f"{path} does not hold a campaign")
         return stored

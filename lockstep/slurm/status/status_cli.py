@@ -323,8 +323,8 @@ def open_jobs(results: Results, name: str | None = None, point: int | None = Non
             "jobs"
         )
     if len(arrays) > 1:
-        names = ", ".join(arrays)
-        raise ValueError(f"several arrays have an element {point}; choose one with --job: {names}")
+        listed = ", ".join(arrays)
+        raise ValueError(f"several arrays have an element {point}; choose one with --job: {listed}")
     return opened
 
 
