@@ -220,7 +220,7 @@ def test_a_failed_launch_that_no_campaign_plans_is_to_be_deleted(tmp_path):
     failed = [{"case": "strong[64]", "reason": "died"}]
     write(tree, document("w1-r2", 1, {}, failed=failed))
     (one,) = [one for one in findings(tree) if one["rule"] == "failed-case"]
-    assert one["action"].startswith(f"delete {tree / 'launches' / 'w1-r2'}")
+    assert one["action"].startswith(f"delete the folder {tree / 'launches' / 'w1-r2'}")
 
 
 @pytest.mark.parametrize("ended", [
