@@ -365,7 +365,8 @@ def _make_launches(
                 ladder.leave_out({each.world_size for each in missing[len(outcomes) :]})
                 return (
                     outcomes,
-                    f"The ladder ends, because {missed}; {launches_left} did not start.",
+                    f"The run stops before larger sizes, because {missed}; {launches_left} did "
+                    "not start.",
                     True,
                 )
             if now_s - begun_s + longest_s > limit_s:

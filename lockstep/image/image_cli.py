@@ -231,7 +231,7 @@ def verify(image: Path, *, as_json: bool) -> int:
 @image.command("hash")
 @IMAGE
 def print_hash(image: Path) -> int:
-    """Print IMAGE's SHA-256 as sha256sum does; exit code 1 if its record has another hash.
+    """Print IMAGE's SHA-256 as sha256sum does; exit code 1 if IMAGE.json has another.
 
     \b
     Example:

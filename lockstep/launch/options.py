@@ -310,13 +310,13 @@ def refuse_selection(
         cases = counted(len(left_out), "case")
         raise ValueError(
             f"{option} leaves out {cases} of this campaign's launch, for example "
-            f"{left_out[0].nodeid}; unset the option in PYTEST_ADDOPTS, or name fewer studies in "
-            "the campaign file"
+            f"{left_out[0].nodeid}; remove the option from PYTEST_ADDOPTS, or name fewer studies "
+            "in the campaign file"
         )
     if "studies" in labels and config.getoption("benchmark_skip", False):
         raise ValueError(
-            "--benchmark-skip leaves out every case of this campaign's launch; unset the option in "
-            "PYTEST_ADDOPTS"
+            "--benchmark-skip leaves out all cases of this launch of a campaign; remove the option "
+            "from PYTEST_ADDOPTS"
         )
 
 

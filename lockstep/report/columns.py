@@ -114,8 +114,8 @@ WHAT = {
     "ranks_per_node": Column("count", "largest number of ranks on one host"),
 }
 _STEPS = {
-    "min_step_s": Column("s", "step time of the shortest round"),
-    "max_step_s": Column("s", "step time of the longest round"),
+    "min_step_s": Column("s", "step time of the fastest round"),
+    "max_step_s": Column("s", "step time of the slowest round"),
     "mean_step_s": Column("s", "mean step time over rounds, from which costs are computed"),
     "stddev_step_s": Column("s", "standard deviation of the step time over rounds"),
     "time_s": Column("s", "time of a whole run, if known from an imported table"),
@@ -254,7 +254,7 @@ _POINTS = {
     "num_launches": Column("count", "number of repeats, over which intervals are computed"),
     "num_jobs": Column("count", "number of Slurm jobs in which the launches ran"),
     "interval_over": Column(
-        "text", "repeats over which intervals are computed: launches, jobs, or launches of one job",
+        "text", "what an interval counts as one repeat: a launch, a job, or a launch of one job",
         _interval_over),
     "rounds": Column("count", "number of timed rounds of all launches",
         lambda place: sum(row.rounds or 0 for row in place.point.rows)),

@@ -110,7 +110,10 @@ def apptainer(subject: Subject) -> Finding:
     if shutil.which("apptainer"):
         version = programs.version()
         if programs.is_older(version, LEAST_APPTAINER):
-            action = "ask the cluster's support for Apptainer 1.1 or newer, which needs no setuid"
+            action = (
+                "ask the cluster's administrators for Apptainer 1.1 or newer, which works without "
+                "setuid"
+            )
             return warning(f"Apptainer {version} is old", action)
         return ok(version)
     if reason:

@@ -263,8 +263,8 @@ def shared_gpu(launch: Launch) -> Iterator[Finding]:
 
 
 @rule("too-few-steps", "warning", "with so few steps, one slow step changes the result",
-      "increase rounds or choose a larger size in the campaign file; the size smoke is only for "
-      "trials", "measured", doubts=False)  # fmt: skip
+      "increase rounds, or set a larger size than smoke, which is for trials, in the campaign file",
+      "measured", doubts=False)  # fmt: skip
 def too_few_steps(series: Series) -> Iterator[Finding]:
     """A launch times fewer than ten steps."""
     few: dict[int, int] = {}

@@ -219,8 +219,8 @@ def _ratios(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
             wanted = Verdict(f"{name} at {size}", least)
             if curves is strong and series and not strong:
                 kinds = sorted({curve.row.scaling or "unnamed" for curve in series})
-                text = (f"no series has strong scaling (found: {listed(kinds, 4)}); the target "
-                        "parallel_efficiency accepts any scaling")  # fmt: skip
+                text = (f"no series has strong scaling, only {listed(kinds, 4)}; use the target "
+                        "parallel_efficiency, which accepts any scaling")  # fmt: skip
                 yield wanted.doubt("no-scaling", text, kinds=kinds)
             else:
                 yield from _at_size(wanted, curves, int(size), _efficiency)

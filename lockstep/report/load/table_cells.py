@@ -493,7 +493,8 @@ def _refuse_open(table: Table, columns: Sequence[Column]) -> None:
     if not values and others:
         heads[others[0]] = "throughput (samples/s)"
     if "n" not in names and not {"nodes", "ranks_per_node"} <= names:
-        text, head = "no column gives the number of ranks; name the column of ranks n or gpus", "n"
+        text = "no column gives the number of ranks; name the column of this number n or gpus"
+        head = "n"
         if nodes := next((each.heading for each in columns if each.name == "nodes"), None):
             text = (
                 f"column {nodes!r} counts nodes, not GPUs; multiply it by the GPUs per node, and "
