@@ -59,8 +59,6 @@ def sweeps(series: Sequence[Series]) -> dict[Key, Sweep]:
 
 
 def _bandwidth_figure(sweeps: Mapping[str, Sweep], ranks: int, wire: float | None) -> Figure | None:
-    """Return bandwidth against message size: busbw, or algbw at one rank; None without a sweep."""
-
     def value(point: Point, *_: float) -> float:
         return _bandwidths(point)[ranks > 1] or 0.0
 
@@ -100,7 +98,6 @@ def _bandwidth_figure(sweeps: Mapping[str, Sweep], ranks: int, wire: float | Non
 
 
 def _link_tables(ordered: Mapping[Key, Sweep], largest: int, wires: Wires) -> list[Table]:
-    """Return tables of latency and rate fitted to each sweep; smaller world sizes are folded."""
     columns = (
         "Collective", "Ranks", "Nodes", "Sizes", "Latency (\u00b5s)", "95 % interval (\u00b5s)",
         "Rate (GB/s)", "95 % interval (GB/s)", "Error of the fit (%)",
@@ -164,7 +161,6 @@ def _bandwidths(point: Point) -> tuple[float | None, float | None]:
 
 
 def _operation_tables(ordered: Mapping[Key, Sweep]) -> list[Table]:
-    """Return each operation's bandwidth by ranks and message size, and its folded messages."""
     operations: dict[str, dict[int, Sweep]] = {}
     for (name, world_size), points in ordered.items():
         operations.setdefault(name, {})[world_size] = points

@@ -200,7 +200,6 @@ def _scaling_tiles(about: Headline, home: str) -> list[tuple[str, str, str, str]
 
 
 def _top_figure(ladders: Headlines, threshold: float) -> dict[str, Any] | None:
-    """Return the efficiency of the first study with a curve; None without one."""
     for kind, own in ladders.items():
         drawn = [each.series for each in own if each.kind not in ("blocked", "alone")][:MAX_CURVES]
         if drawn:
@@ -213,7 +212,6 @@ def _top_figure(ladders: Headlines, threshold: float) -> dict[str, Any] | None:
 
 
 def _verdicts(ladders: Headlines) -> list[str]:
-    """Return every headline with its study, and the losses of each series if known."""
     sentences, noisy = [], []
     for kind, own in ladders.items():
         for each in own:
@@ -297,7 +295,6 @@ def _measured_summary(results: Results, series: Sequence[Series], shared: str) -
 
 
 def _warnings(evaluation: Evaluation) -> list[str]:
-    """Return the counts that a reader must know before trusting the page."""
     results, series = evaluation.results, evaluation.series
     points = [point for curve in series for point in curve.points]
     flagged = headline.num_flagged(points)

@@ -300,7 +300,6 @@ def fold(sections: Sequence[Panel]) -> None:
 
 
 def _folds(folded: Sequence[Table]) -> Iterator[Panel]:
-    """Yield a fold of each table without a group, then of each group."""
     groups: dict[str, list[Table]] = {}
     for each in folded:
         groups.setdefault(each.get("group") or each["key"], []).append(each)

@@ -68,7 +68,6 @@ def next_step(
 
 
 def _of_own_tests(measured: Sequence[Series], threshold: float, judged: Judged | None) -> str:
-    """Return advice for the user's own tests; empty if no cause is shown."""
     if judged and judged.is_own:
         return f"For {judged.title}: {judged.advice}." if judged.advice else ""
     for curve in measured:
@@ -83,7 +82,6 @@ def _of_own_tests(measured: Sequence[Series], threshold: float, judged: Judged |
 
 
 def _more_launches(measured: Sequence[Series]) -> str:
-    """Ask for more launches if points have too few or wide intervals; empty if not."""
     # Ladders come first: a noisy collective asks for nothing if the ladders are precise.
     ladders = [curve for curve in measured if curve.row.study in LADDERS]
     points = [point for curve in ladders or measured for point in curve.points]
@@ -99,7 +97,6 @@ def _main_ladders(measured: Sequence[Series]) -> list[Series]:
 
 
 def _undecided(measured: Sequence[Series], threshold: float) -> str:
-    """Ask for more launches of a size that is not shown to be good or bad; empty if none."""
     for curve in _main_ladders(measured):
         good, unshown = curve.good(threshold), curve.unshown(threshold)
         # Between a good size and a bad size, the end of the ladder is known well enough.
@@ -116,7 +113,6 @@ def _undecided(measured: Sequence[Series], threshold: float) -> str:
 
 
 def _after_ladders(measured: Sequence[Series], threshold: float, judged: Judged | None) -> str:
-    """Return the action by all main ladders: use a size, fix a cause, or measure larger sizes."""
     ladders = _main_ladders(measured)
     if not ladders or all(len(curve.points) == 1 for curve in ladders):
         return "Measure at least three world sizes, so that scaling can be judged."

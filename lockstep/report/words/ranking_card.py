@@ -181,7 +181,6 @@ def _of_kind(ranking: Ranking, kind: PlaceKind) -> list[dict[str, object]]:
 
 
 def _headline(ranking: Ranking) -> str:
-    """Return the best setting and its ties, or why there is none."""
     where = f"on {counted(ranking.world_size, 'rank')}"
     if ranking.is_one:
         return f"All settings made the same buckets {where}, so there is nothing to choose."
@@ -209,7 +208,6 @@ def _headline(ranking: Ranking) -> str:
 
 
 def _some(settings: Sequence[Mapping[str, object]]) -> str:
-    """Return the first settings as text, with a count of the others."""
     first, *more = settings[:MOST_NAMED]
     is_same = len(first) == 1 and all(other.keys() == first.keys() for other in more)
     rest = [
