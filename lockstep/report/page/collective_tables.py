@@ -13,7 +13,7 @@ from lockstep.report.compute.statistics import Interval, median_rate
 from lockstep.report.load.results import Results
 from lockstep.report.page import parts
 from lockstep.report.page.parts import MAX_CURVES, MICRO, Figure, Panel, Table, table
-from lockstep.report.words import loader_card
+from lockstep.report.words import ranking_card
 
 Sweep = list[tuple[float, Point]]
 Key = tuple[str, int]
@@ -218,9 +218,10 @@ def panel_of(results: Results, series: Sequence[Series]) -> Panel | None:
         return None
     readings = list(slow.readings(series))
     measured = [curve for curve in series if curve.row.origin == "measured"]
-    if loading := loader_card.judge(measured):
-        best, is_shown = loading.settings[0], loading.kind != "open"
-        readings.append(Reading("loader", best.idle, "loader", best.point.world_size, is_shown))
+    if loading := ranking_card.judge_loader(measured):
+        kind, (best, *_) = loading
+        size = best.point.world_size
+        readings.append(Reading("loader", best.idle, "loader", size, kind != "open"))
     # all_reduce over several nodes is judged at the largest number of ranks.
     own = [curve for curve in measured if curve.row.study in SWEEPS]
     known = {
