@@ -14,7 +14,7 @@ from lockstep.campaign.next import Ended, Facts
 from lockstep.campaign.run_cli import diagnose
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
-from lockstep.report.words import loader_card
+from lockstep.report.words import ranking_card
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_the_setting_whose_step_waits_least_is_named(tmp_path, idle, launches, k
         cases = cases or {"strong": record(world_size=2)}
         write(tmp_path, document(f"w2-r{repeat}", 2, cases, repeat=repeat))
     series = series_of(load([tmp_path]).rows)
-    found = loader_card.judge(series)
-    assert (found and found.kind) == kind
-    assert (found and found.settings[0].factors.get("num_workers")) == best
-    assert len(loader_card.card(series)) == (3 + len(idle) if found else 0)
+    found = ranking_card.judge_loader(series)
+    assert (found and found[0]) == kind
+    assert (found and found[1][0].factors.get("num_workers")) == best
+    assert len(ranking_card.loader_card(series)) == (3 + len(idle) if found else 0)

@@ -46,8 +46,8 @@ run = partial(commands.run, lockstep, "report")
 )
 def test_node_hours_are_runs_times_hours_times_nodes(given, hours, asked):
     found = plan_node_hours(choices.Work.model_validate({"schema": 1} | given), None, None)
-    assert found.node_hours == pytest.approx(hours)
-    assert found.charged == pytest.approx(asked)
+    assert found["node_hours"] == pytest.approx(hours)
+    assert found["charged"] == pytest.approx(asked)
 
 
 @pytest.fixture(scope="module")

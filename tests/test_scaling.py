@@ -9,8 +9,9 @@ from lockstep.report.columns import table
 from lockstep.report.compute.scaling import pooled_step_s, series_of
 from lockstep.report.load.results import Results, Row
 from lockstep.report.page import collective_tables
+from lockstep.report.page.content_of_page import next_step
 from lockstep.report.page.curves import ladder_panel
-from lockstep.report.words import headline, next_step
+from lockstep.report.words import headline
 
 
 def row(world_size, rate, scaling="strong", case="c", **more):
@@ -215,8 +216,8 @@ def test_launches_on_another_layout_are_a_series_of_their_own():
 def test_what_follows_is_told_of_the_main_ladder_not_of_another_layout():
     series = two_layouts()
     assert series[1].points[0].parallel_efficiency < 0.6 < series[0].points[-1].parallel_efficiency
-    said = next_step.next_step(Results(), series, 0.6, [])
-    assert said == next_step.next_step(Results(), series[:1], 0.6, [])
+    said = next_step(Results(), series, 0.6, [], None)
+    assert said == next_step(Results(), series[:1], 0.6, [], None)
 
 
 @pytest.mark.parametrize("rules", [[], ["shared-device"]])

@@ -401,14 +401,7 @@ def _show_verdict(folder: Path, factors: Collection[str]) -> None:
     """Print the ranking of factors, trainings, the bottleneck card and the report's table."""
     from lockstep.core.metrics import GOOD_EFFICIENCY
     from lockstep.report.compute.evaluation import evaluate_folder
-    from lockstep.report.words import (
-        console,
-        lines,
-        loader_card,
-        names,
-        ranking_card,
-        training_words,
-    )
+    from lockstep.report.words import console, lines, names, ranking_card, training_words
     from lockstep.report.words.verdict_card import printed
 
     evaluation = evaluate_folder(folder)
@@ -417,7 +410,7 @@ def _show_verdict(folder: Path, factors: Collection[str]) -> None:
         click.echo("\n".join(["", *ranked]))
     if trained := training_words.sentences(series):
         click.echo("\n".join(["", *(f"{name}: {text}" for name, text in trained), ""]))
-    cards = printed(series, GOOD_EFFICIENCY) or loader_card.card(series)
+    cards = printed(series, GOOD_EFFICIENCY) or ranking_card.loader_card(series)
     about = lines.sentence(shared, console.NARROWEST)
     click.echo("\n".join(["", *about, *cards, "", *console.point_lines(results, series), ""]))
 

@@ -236,85 +236,55 @@ def _work(point: Point) -> tuple[object, ...]:
             row.global_batch)  # fmt: skip
 
 
-Source = Literal["measured", "given", "hours", "lump"]
+def plan_node_hours(work: Work, series: Series, production: Point) -> dict[str, Any] | None:
+    """Return the milestones and their node-hours as planned, with losses, and as charged.
 
-
-@dataclass(frozen=True)
-class Milestone:
-    """One line of the milestones, with its cost.
-
-    Attributes:
-        source: Where the time comes from: steps at the measured or at a given time, given hours,
-            or given node-hours.
-        step_s: Mean time of a step, measured on `world_size` ranks.
-        efficiency: Parallel efficiency of the point where the step was measured.
-    """
-
-    type: str
-    code: str
-    source: Source
-    num_runs: int
-    num_nodes: int | None
-    num_steps: int | None
-    step_s: float | None
-    hours: float | None
-    node_hours: float
-    world_size: int | None = None
-    case: str | None = None
-    global_batch: int | None = None
-    efficiency: float | None = None
-
-
-@dataclass(frozen=True)
-class Budget:
-    """All lines, and their node-hours as planned, with losses, and as charged."""
-
-    milestones: tuple[Milestone, ...]
-    overhead: float
-    failed_share: float
-    charge_factor: float
-    node_hours: float
-    with_losses: float
-    charged: float
-
-
-def plan_node_hours(work: Work, series: Series, production: Point) -> Budget | None:
-    """Return the cost of the planned runs; None if no run is planned.
-
-    Step times are from the production point's ladder; others have another model or batch.
+    None if no run is planned. Step times are from the production point's ladder; others have
+    another model or batch.
 
     Raises:
         ValueError: A step time was not measured on the number of nodes, and `step_s` is not set.
     """
     if not work.runs:
         return None
-    lines = tuple(_milestone(run, work, series, production) for run in work.runs)
-    total = sum(line.node_hours for line in lines)
+    milestones = [_milestone(run, work, series, production) for run in work.runs]
+    total = sum(line["node_hours"] for line in milestones)
     losses = total * (1 + work.overhead) / (1 - work.failed_share)
-    return Budget(
-        lines, work.overhead, work.failed_share, work.charge_factor, total, losses,
-        losses * work.charge_factor,
-    )  # fmt: skip
+    return {
+        "milestones": milestones, "overhead": work.overhead, "failed_share": work.failed_share,
+        "charge_factor": work.charge_factor, "node_hours": total, "with_losses": losses,
+        "charged": losses * work.charge_factor,
+    }  # fmt: skip
 
 
-def _milestone(run: Run, work: Work, series: Series, production: Point) -> Milestone:
-    num_runs, code = run.runs * run.repeats, run.code or work.code
-    if run.node_hours is not None:
-        return Milestone(run.type, code, "lump", num_runs, None, None, None, None, run.node_hours)
-    assert run.nodes is not None
-    source: Source = "hours" if run.steps is None else "given"
+def _milestone(run: Run, work: Work, series: Series, production: Point) -> dict[str, Any]:
+    """Return a line of the milestones; its `source` says where its time comes from.
+
+    That is from steps at the `measured` or at a `given` time, from `hours`, or from a `lump` of
+    node-hours. The efficiency is that of the point where the step was measured.
+    """
+    num_runs, num_nodes, node_hours = run.runs * run.repeats, run.nodes, run.node_hours
+    source = "hours" if run.steps is None else "given"
     step_s, hours, point = run.step_s, run.hours, None
     if run.steps is not None:
         if step_s is None:
             source, (step_s, point) = "measured", _measured_step(run, series, production)
         hours = run.steps * step_s / SECONDS_PER_HOUR
-    assert hours is not None
-    return Milestone(
-        run.type, code, source, num_runs, run.nodes, run.steps, step_s, hours,
-        num_runs * hours * run.nodes, point.world_size if point else None,
-        series.case if point else None, point.rows[0].global_batch if point else None,
-        point.parallel_efficiency if point else None,
-    )  # fmt: skip
+    if node_hours is None:
+        assert hours is not None
+        assert num_nodes is not None
+        node_hours = num_runs * hours * num_nodes
+    else:
+        source, num_nodes = "lump", None
+    return {
+        "type": run.type, "code": run.code or work.code, "source": source, "num_runs": num_runs,
+        "num_nodes": num_nodes, "num_steps": run.steps, "step_s": step_s, "hours": hours,
+        "node_hours": node_hours,
+        "world_size": point.world_size if point else None,
+        "case": series.case if point else None,
+        "global_batch": point.rows[0].global_batch if point else None,
+        "efficiency": point.parallel_efficiency if point else None,
+    }  # fmt: skip
 
 
 def _measured_step(run: Run, series: Series, production: Point) -> tuple[float, Point]:

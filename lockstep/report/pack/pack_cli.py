@@ -1,7 +1,6 @@
 """What `lockstep report --proposal` does: it writes the pack of a programme."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +95,7 @@ def write(
             "node_hours_of_1e6_samples": texts.node_hours_of_samples(point),
         },
         "agreements": chosen.agreements,
-        "budget": asdict(plan) if plan else None,
+        "budget": plan,
         "jobs": jobs,
         "objections": [{"kind": each.kind} | each.facts for each in against],
     }

@@ -23,7 +23,7 @@ from lockstep.core.record import Basis
 from lockstep.report.compute import quantities
 from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series
 from lockstep.report.load.results import Results
-from lockstep.report.pack.choices import FOLDER, Budget, Chosen, Objection, Work
+from lockstep.report.pack.choices import FOLDER, Chosen, Objection, Work
 from lockstep.report.page import figures, parts
 from lockstep.report.page.parts import CELLS, MILLI, shown
 from lockstep.report.words import headline, lines, method
@@ -45,9 +45,10 @@ Block = dict[str, Any]
 
 
 def document(
-    form: Mapping[str, Any], results: Results, chosen: Chosen, work: Work, plan: Budget | None,
-    jobs: dict[str, Any] | None, specs: Iterable[Mapping[str, Any]], against: Sequence[Objection],
-    card: Judged | None, threshold: float, extra: Mapping[str, list[Block]] | None = None,
+    form: Mapping[str, Any], results: Results, chosen: Chosen, work: Work,
+    plan: dict[str, Any] | None, jobs: dict[str, Any] | None,
+    specs: Iterable[Mapping[str, Any]], against: Sequence[Objection], card: Judged | None,
+    threshold: float, extra: Mapping[str, list[Block]] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return a text under the headings of its form: title, objections, sections.
 
@@ -97,9 +98,9 @@ def document(
         "timing": method.timing(results, chosen.points),
         "has_intervals": any(p.step_interval or p.efficiency_interval for p in chosen.points),
         "measured_times": [
-            f"{each.type} on {counted(each.world_size or 0, 'rank')} at global batch "
-            f"{each.global_batch} of the production series"
-            for each in (plan.milestones if plan else ()) if each.source == "measured"
+            f"{each['type']} on {counted(each['world_size'], 'rank')} at global batch "
+            f"{each['global_batch']} of the production series"
+            for each in (plan["milestones"] if plan else ()) if each["source"] == "measured"
         ],
         "overlaps": [
             f"{percent(share)} % on {counted(point.world_size, noun)}"
@@ -250,19 +251,20 @@ def _cost_columns(series: Series, title: str) -> parts.Columns:
     )  # fmt: skip
 
 
-def _milestones(plan: Budget) -> Block:
+def _milestones(plan: Mapping[str, Any]) -> Block:
     columns = (
         "Run type", "Code(s)", "No. of runs", "No. of nodes", "No. of steps per run",
         "Time per step (s)", "Hours per run", "Total node hours",
     )  # fmt: skip
     rows = [
         [
-            line.type, line.code or formats.DASH, str(line.num_runs), shown(line.num_nodes),
-            shown(line.num_steps), number(line.step_s), number(line.hours), exact(line.node_hours),
+            line["type"], line["code"] or formats.DASH,
+            *(shown(line[key]) for key in ("num_runs", "num_nodes", "num_steps")),
+            number(line["step_s"]), number(line["hours"]), exact(line["node_hours"]),
         ]
-        for line in plan.milestones
+        for line in plan["milestones"]
     ]  # fmt: skip
-    rows.append(["Sum", *([""] * (len(columns) - 2)), exact(plan.node_hours)])
+    rows.append(["Sum", *([""] * (len(columns) - 2)), exact(plan["node_hours"])])
     return parts.table("Milestones", columns, rows, 2, "", bold=len(rows) - 1)
 
 

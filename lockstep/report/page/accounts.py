@@ -68,7 +68,6 @@ def read_accounts(results: Results) -> Iterator[Row]:
 
 
 def _whole(row: Row) -> tuple[str, str]:
-    """Return a key that the elements of one array share."""
     return str(row.get("job")), str(row.get("id")).partition("_")[0]
 
 

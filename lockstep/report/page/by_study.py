@@ -232,7 +232,6 @@ def _table(ladder: FactorLadder) -> Table:
 
 
 def _metrics(series: Sequence[Series]) -> list[Table]:
-    """Return a table of all settings for each metric, the best first, beside the wall time."""
     rows: dict[tuple[str, str, str], list[tuple[float, list[str]]]] = {}
     for curve in series:
         known: Mapping[str, Any] = curve.row.program.get("metrics", {})
@@ -260,7 +259,6 @@ def _metrics(series: Sequence[Series]) -> list[Table]:
 
 
 def _curves(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """Return a figure for each metric with a curve: the mean over launches of that of its runs."""
     drawn: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for curve in series:
         for name, facts in curve.row.program.get("metrics", {}).items():
@@ -298,7 +296,6 @@ LEAST_HOSTS, LEAST_RANKS, MAX_LINES = 2, 3, 12
 
 
 def _paces(rows: Sequence[Row]) -> list[Panel]:
-    """Return the figure of hosts, or ranks of one host, if there are enough to compare."""
     paces = slow.paces(rows)
     is_hosts = bool(paces) and paces[0].rank is None
     if len(paces) < (LEAST_HOSTS if is_hosts else LEAST_RANKS):

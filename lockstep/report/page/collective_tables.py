@@ -13,7 +13,7 @@ from lockstep.report.compute.statistics import Interval, median_rate
 from lockstep.report.load.results import Results
 from lockstep.report.page import parts
 from lockstep.report.page.parts import MAX_CURVES, MICRO, Figure, Panel, Table, table
-from lockstep.report.words import loader_card
+from lockstep.report.words import ranking_card
 
 Sweep = list[tuple[float, Point]]
 Key = tuple[str, int]
@@ -59,8 +59,6 @@ def sweeps(series: Sequence[Series]) -> dict[Key, Sweep]:
 
 
 def _bandwidth_figure(sweeps: Mapping[str, Sweep], ranks: int, wire: float | None) -> Figure | None:
-    """Return bandwidth against message size: busbw, or algbw at one rank; None without a sweep."""
-
     def value(point: Point, *_: float) -> float:
         return _bandwidths(point)[ranks > 1] or 0.0
 
@@ -100,7 +98,6 @@ def _bandwidth_figure(sweeps: Mapping[str, Sweep], ranks: int, wire: float | Non
 
 
 def _link_tables(ordered: Mapping[Key, Sweep], largest: int, wires: Wires) -> list[Table]:
-    """Return tables of latency and rate fitted to each sweep; smaller world sizes are folded."""
     columns = (
         "Collective", "Ranks", "Nodes", "Sizes", "Latency (\u00b5s)", "95 % interval (\u00b5s)",
         "Rate (GB/s)", "95 % interval (GB/s)", "Error of the fit (%)",
@@ -164,7 +161,6 @@ def _bandwidths(point: Point) -> tuple[float | None, float | None]:
 
 
 def _operation_tables(ordered: Mapping[Key, Sweep]) -> list[Table]:
-    """Return each operation's bandwidth by ranks and message size, and its folded messages."""
     operations: dict[str, dict[int, Sweep]] = {}
     for (name, world_size), points in ordered.items():
         operations.setdefault(name, {})[world_size] = points
@@ -222,9 +218,10 @@ def panel_of(results: Results, series: Sequence[Series]) -> Panel | None:
         return None
     readings = list(slow.readings(series))
     measured = [curve for curve in series if curve.row.origin == "measured"]
-    if loading := loader_card.judge(measured):
-        best, is_shown = loading.settings[0], loading.kind != "open"
-        readings.append(Reading("loader", best.idle, "loader", best.point.world_size, is_shown))
+    if loading := ranking_card.judge_loader(measured):
+        kind, (best, *_) = loading
+        size = best.point.world_size
+        readings.append(Reading("loader", best.idle, "loader", size, kind != "open"))
     # all_reduce over several nodes is judged at the largest number of ranks.
     own = [curve for curve in measured if curve.row.study in SWEEPS]
     known = {

@@ -13,6 +13,7 @@ from lockstep.report.compute import learning, slow
 from lockstep.report.compute.alternatives import drop_laddered
 from lockstep.report.compute.evaluation import Evaluation
 from lockstep.report.compute.scaling import WANTED_LAUNCHES, Series, no_interval
+from lockstep.report.compute.slow import Slowest
 from lockstep.report.compute.statistics import WIDE
 from lockstep.report.load.recorded import KEY as RECORDED
 from lockstep.report.load.results import Results
@@ -27,15 +28,33 @@ from lockstep.report.page import (
 )
 from lockstep.report.page.twelve_rules import twelve_panel
 from lockstep.report.predict import prediction
-from lockstep.report.words import headline, method, names, next_step, ranking_card, verdict_card
+from lockstep.report.words import headline, method, names, ranking_card, verdict_card
 from lockstep.report.words.headline import Headline
 from lockstep.report.words.lines import signs
+from lockstep.report.words.verdict_card import Judged
 
 CPU_BAND = (
     "These results were measured on CPUs, where ranks share cores and memory bandwidth. They show "
     "that the suite works, and are no evidence for a proposal."
 )
 KINDS = {name: TITLES[name] for name in LADDERS} | {"cited": "Cited", "target": "Target"}
+UNMEASURED = "No case has a result: fix the reasons listed under Not measured, and run again."
+CITED_ALONE = "Measure the same points on the machine you will use; cited numbers are no evidence."
+RECORDED_ALONE = (
+    "Measure your own machine with lockstep run. Install the extra [bench] for torch first."
+)
+ON_GPUS = "The suite works on this machine. Run the same campaign on the machine you will train on."
+OWN_ON_GPUS = "Then measure the test on the machine you will train on."
+THEN_ON_GPUS = "Then run the same campaign on the machine you will train on."
+UNEXPLAINED = (
+    "Pass the DDP model to lockstep.measure as ddp=model. The report then says how much time a "
+    "step loses, and to which rank."
+)
+MORE_SEEDS = (
+    f"Train every setting with at least {WANTED_LAUNCHES} seeds. With fewer seeds the accuracy has "
+    "no interval, or a wide one."
+)
+TRAINED = "Change a setting, train again, and compare both trainings with lockstep compare."
 # Most curves of the small figure beside the headlines.
 MAX_CURVES = 4
 
@@ -102,7 +121,7 @@ def _top(evaluation: Evaluation, series: Sequence[Series], threshold: float) -> 
     every = [each for own in ladders.values() for each in own]
     # The tiles are about the first headline that is not blocked.
     first = next((each for each in every if each.kind != "blocked"), every[0] if every else None)
-    todo = next_step.next_step(results, series, threshold, slowest, judged)
+    todo = next_step(results, series, threshold, slowest, judged)
     if errors:
         todo = f"Fix the errors of lockstep check. Begin with {errors[0].rule}: {errors[0].action}."
     return {
@@ -200,7 +219,6 @@ def _scaling_tiles(about: Headline, home: str) -> list[tuple[str, str, str, str]
 
 
 def _top_figure(ladders: Headlines, threshold: float) -> dict[str, Any] | None:
-    """Return the efficiency of the first study with a curve; None without one."""
     for kind, own in ladders.items():
         drawn = [each.series for each in own if each.kind not in ("blocked", "alone")][:MAX_CURVES]
         if drawn:
@@ -213,7 +231,6 @@ def _top_figure(ladders: Headlines, threshold: float) -> dict[str, Any] | None:
 
 
 def _verdicts(ladders: Headlines) -> list[str]:
-    """Return every headline with its study, and the losses of each series if known."""
     sentences, noisy = [], []
     for kind, own in ladders.items():
         for each in own:
@@ -297,7 +314,6 @@ def _measured_summary(results: Results, series: Sequence[Series], shared: str) -
 
 
 def _warnings(evaluation: Evaluation) -> list[str]:
-    """Return the counts that a reader must know before trusting the page."""
     results, series = evaluation.results, evaluation.series
     points = [point for curve in series for point in curve.points]
     flagged = headline.num_flagged(points)
@@ -330,3 +346,114 @@ def _warnings(evaluation: Evaluation) -> list[str]:
         (len(lost), counted(len(lost), "gap")),
     ]  # fmt: skip
     return [text for count, text in texts if count]
+
+
+def next_step(
+    results: Results, series: Sequence[Series], threshold: float, slowest: Slowest | None,
+    judged: Judged | None,
+) -> str:  # fmt: skip
+    """Return the most useful next action; it contradicts no study of the page."""
+    measured = [curve for curve in series if curve.row.origin == "measured"]
+    if not measured:
+        return UNMEASURED if results.launches else CITED_ALONE
+    if results.campaign.get(RECORDED):
+        return RECORDED_ALONE
+    if results.on_cpus and not all(row.program for row in results.rows):
+        if first := _of_own_tests(measured, threshold, judged):
+            return f"{first} {OWN_ON_GPUS}"
+        first = _more_launches(measured) or _undecided(measured, threshold)
+        return f"{first} {THEN_ON_GPUS}" if first else ON_GPUS
+    if slowest:
+        return verdict_card.slow_advice(slowest)
+    points = [point for curve in measured for point in curve.points]
+    if all(curve.row.training for curve in measured):
+        seeds = min(len({learning.seed(row) for row in point.rows}) for point in points)
+        return MORE_SEEDS if seeds < WANTED_LAUNCHES else TRAINED
+    if flagged := next((p.flags[0] for p in points if p.flags), None):
+        return (
+            "Remove the causes of the flags (warnings), then measure the flagged points again. The "
+            "first flag: "
+            f"{flagged}."
+        )
+    if first := _more_launches(measured) or _of_own_tests(measured, threshold, judged):
+        return first
+    if not drop_laddered(measured):
+        return "Change the program, measure it again, and compare both with lockstep compare."
+    return _undecided(measured, threshold) or _after_ladders(measured, threshold, judged)
+
+
+def _of_own_tests(measured: Sequence[Series], threshold: float, judged: Judged | None) -> str:
+    if judged and judged.is_own:
+        return f"For {judged.title}: {judged.advice}." if judged.advice else ""
+    for curve in measured:
+        point = verdict_card.loss_point(curve, threshold)
+        # Without variants and buckets the step was measured without its model in DDP.
+        if curve.row.is_own_test and _falls(curve, threshold) and not point.blocked_by and not any(
+            row.rank_variant_s or row.details.get("bucket_bytes")
+            or "own-waits" in {flag.kind for flag in row.flags} for row in point.rows
+        ):  # fmt: skip
+            return UNEXPLAINED
+    return ""
+
+
+def _more_launches(measured: Sequence[Series]) -> str:
+    # Ladders come first: a noisy collective asks for nothing if the ladders are precise.
+    ladders = [curve for curve in measured if curve.row.study in LADDERS]
+    points = [point for curve in ladders or measured for point in curve.points]
+    if min(point.num_launches for point in points) < WANTED_LAUNCHES:
+        return f"Measure every point in at least {WANTED_LAUNCHES} launches, for tight intervals."
+    if any(point.is_noisy for point in points):
+        return "Measure more launches on quiet nodes: some intervals are too wide to compare."
+    return ""
+
+
+def _main_ladders(measured: Sequence[Series]) -> list[Series]:
+    return [curve for curve in measured if curve.row.study in LADDERS and curve.main is None]
+
+
+def _undecided(measured: Sequence[Series], threshold: float) -> str:
+    for curve in _main_ladders(measured):
+        good, unshown = curve.good(threshold), curve.unshown(threshold)
+        # Between a good size and a bad size, the end of the ladder is known well enough.
+        if unshown and not (good and len(good) + len(unshown) < len(curve.above)):
+            size, interval = counted(unshown[0].world_size, "rank"), unshown[0].efficiency_interval
+            why = no_interval(unshown[0], curve.base)
+            span = f"{percent_span(interval)} %" if interval else why
+            more_launches, goal = curve.launches_to_show(threshold), f"{100 * threshold:.0f} %"
+            return (
+                f"Measure {more_launches}: it is not shown whether {size} reach {goal} efficiency "
+                f"in {names.name_of(curve)} ({span})."
+            )
+    return ""
+
+
+def _after_ladders(measured: Sequence[Series], threshold: float, judged: Judged | None) -> str:
+    ladders = _main_ladders(measured)
+    if not ladders or all(len(curve.points) == 1 for curve in ladders):
+        return "Measure at least three world sizes, so that scaling can be judged."
+    falling = [curve for curve in ladders if _falls(curve, threshold)]
+    if not falling:
+        size = counted(min(curve.points[-1].world_size for curve in ladders), "rank")
+        worst = min(ladders, key=lambda curve: curve.points[-1].parallel_efficiency)
+        efficiency = percent(worst.points[-1].parallel_efficiency)
+        return (
+            f"Measure more than {size}: the largest size of {names.name_of(worst)} still has "
+            f"{efficiency} % efficiency."
+        )
+    if judged and judged.advice and _falls(judged.series, threshold):
+        return f"For {judged.title}: {judged.advice}."
+    studies = listed(dict.fromkeys(curve.row.study for curve in falling))
+    advice = (
+        f"Use the sizes named above: no larger size is shown to reach {100 * threshold:.0f} % "
+        f"efficiency in {studies} scaling."
+    )
+    if kept := [curve for curve in ladders if curve not in falling]:
+        largest = max(curve.points[-1].world_size for curve in kept)
+        of_kept = listed(map(names.name_of, kept), 3)
+        advice += f" At {largest} ranks, the efficiency of {of_kept} is still good."
+    return advice
+
+
+def _falls(series: Series, threshold: float) -> bool:
+    point = verdict_card.loss_point(series, threshold)
+    return point is not series.base and point.parallel_efficiency < threshold

@@ -85,7 +85,6 @@ MAX_NAMED = 3  # predictions in one sentence
 
 
 def _throughput(series: Sequence[Series]) -> list[Figure]:
-    """Return a figure of throughput for each unit, on log axes with the ideal."""
     units = list(dict.fromkeys(curve.row.sample_unit for curve in series))
     made = []
     for index, unit in enumerate(units[:MAX_UNITS]):
@@ -107,8 +106,6 @@ def _throughput(series: Sequence[Series]) -> list[Figure]:
 
 
 def _speedup(study: str, series: Sequence[Series]) -> Figure:
-    """Return speed-up over world sizes on log axes, with the ideal from each baseline."""
-
     def curve(ladder: Series) -> dict[str, Any]:
         base = ladder.base
         made = curve_of(
@@ -157,7 +154,6 @@ def efficiency(
 
 
 def _step_time(study: str, series: Sequence[Series]) -> Figure:
-    """Return step time over world sizes, each with its baseline's as the ideal and +10 %."""
     curves = []
     for curve in series[:MAX_CURVES]:
         made = curve_of(
@@ -186,7 +182,6 @@ def _relative(series: Sequence[Series]) -> str:
 
 
 def _predicted_text(curves: list[dict[str, Any]]) -> str:
-    """Return a sentence on the values of a figure that are predicted, not measured."""
     texts = []
     for curve in curves:
         if model := curve["model"]:
@@ -212,7 +207,6 @@ MAX_SPLIT = 2
 
 
 def _causes(study: str, series: Sequence[Series]) -> tuple[list[Figure], list[str]]:
-    """Return a figure for each of the first series with timed variants, a note on the others."""
     made: list[Figure] = []
     divided = [curve for curve in series if sum(map(quantities.is_divided, curve.points)) > 1]
     for curve in divided[:MAX_SPLIT]:
@@ -241,8 +235,6 @@ def _causes(study: str, series: Sequence[Series]) -> tuple[list[Figure], list[st
 
 
 def _bar(series: Series, point: Point) -> dict[str, Any] | None:
-    """Return a size's step by cause in ms; None if no variants were timed."""
-
     def by_cause(parts: Sequence[Part]) -> list[dict[str, Any]]:
         return [{"cause": p.cause, "ms": p.seconds * MILLI} for p in parts if p.seconds]
 
@@ -379,7 +371,6 @@ PHASE_NOTE = {
 
 
 def _loss_table(series: Series) -> parts.Table | None:
-    """Return each point's step and losses by cause; None if no variants were timed."""
     rows = [row for point in series.points for row in _loss_rows(series, point)]
     if not rows:
         return None

@@ -243,7 +243,6 @@ def _launch_table(launches: list[Launch]) -> Table:
 
 
 def _fact_table(launches: list[Launch]) -> Table:
-    """Return each fact with its values, and the launches of each value if values differ."""
     facts: dict[str, str] = {}
     for name in dict.fromkeys(
         [*FIRST_FACTS, *(n for launch in launches for n in launch.provenance)]
@@ -263,7 +262,6 @@ def _fact_table(launches: list[Launch]) -> Table:
 
 
 def _settings_tables(rows: Sequence[Row]) -> list[Table]:
-    """Return the settings of DDP and of loaders that were in force, with the studies of each."""
     studies: dict[tuple[str, str, str], dict[str, None]] = {}
     for row in rows:
         for part, key in (("DDP", DDP_SETTINGS), ("loader", LOADER_SETTINGS)):
@@ -402,7 +400,6 @@ def profile_panels(results: Results) -> list[Panel]:
 
 
 def _share_tables(profiles: Sequence[Profile], folders: Mapping[Path, str]) -> Iterator[Table]:
-    """Yield a table of each case, size and job that was profiled, with a column for each rank."""
     groups: dict[tuple[Path, str], list[Profile]] = {}
     for each in profiles:
         if each.phases:

@@ -106,7 +106,6 @@ Drawn = tuple[float, list[Mark]]
 
 
 def _canvas(spec: Spec, source: str) -> Canvas:
-    """Draw a figure, add the legend of all labels, and below it the figure's basis."""
     figure = Figure()
     plots_in, marks = KINDS[spec["kind"]](figure, spec)
     entries = [
@@ -254,7 +253,6 @@ def curves(figure: Figure, spec: Spec) -> Drawn:
 
 
 def _top(spec: Spec) -> float:
-    """Return the upper end of a linear axis: above all points, and launches close to them."""
     series, cap = spec["series"], spec.get("cap", math.inf)
     points = [y for curve in series for y in curve["y"]]
     points += [line["y"] for line in spec["lines"]]
@@ -319,7 +317,6 @@ def _not_measured(axes: Axes, spec: Spec, high: float) -> None:
 
 
 def _sizes(axes: Axes, spec: Spec) -> None:
-    """Write the sizes below the axis, as many as have room, and their nodes above it."""
     sizes, nodes = spec["ticks"], dict(spec.get("nodes", ()))
     names = [formats.size_of(size) if spec.get("size_ticks") else str(size) for size in sizes]
     shown = kept_labels(axes, sizes, names)
@@ -507,7 +504,6 @@ def stacks(figure: Figure, spec: Spec) -> Drawn:
 
 
 def _stack(axes: Axes, spec: Spec, name: str) -> list[Mark]:
-    """Draw the bars; a cause without time has no bar."""
     marks = []
     for x, bar in enumerate(spec["bars"]):
         foot = 0.0
@@ -631,7 +627,6 @@ def write(page: Mapping[str, Any], folder: Path, formats: Sequence[Format] = FOR
 
 
 def _svg(canvas: Canvas) -> str:
-    """Return the figure as Matplotlib writes it, from <svg on, without its metadata."""
     text = io.StringIO()
     canvas.figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     svg = text.getvalue()

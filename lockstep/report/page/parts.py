@@ -4,7 +4,7 @@ A panel is a dict of id, title, origin, lead sentences, figures, tables and note
 descriptions that `lockstep.report.page.figures` draws. Nothing here knows HTML.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -281,16 +281,22 @@ def fold(sections: Sequence[Panel]) -> None:
     """
     for section in sections:
         seen: list[Table] = []
+        groups: dict[str, list[Table]] = {}
         for index, each in enumerate(section["tables"], start=1):
             each["key"] = f"{section['id']}-table-{index}"
             long = len(each["rows"]) > FOLDED_ROWS and section["id"] not in LADDERS
             late = len(seen) >= FOLDED_TABLES or section["id"] in FOLDED
             each["folded"] = each.get("folded", False) or long or late
-            seen += [] if each["folded"] else [each]
+            if each["folded"]:
+                groups.setdefault(each.get("group") or each["key"], []).append(each)
+            else:
+                seen.append(each)
         texts, figures = section["lead"], section["figures"]
         read = 1 if section["id"] == READ_LATER else len(texts)
         section["seen"] = {"lead": texts[:read], "figures": figures[:MAX_FIGURES], "tables": seen}
-        section["folds"] = list(_folds([each for each in section["tables"] if each["folded"]]))
+        # Tables without a group come first.
+        ordered = sorted(groups.values(), key=lambda tables: bool(tables[0].get("group")))
+        section["folds"] = list(map(_fold_tables, ordered))
         if more := figures[MAX_FIGURES:]:
             titles = "; ".join(figure["title"] for figure in more)
             section["folds"].append(_fold(counted(len(more), "more figure"), titles, figures=more))
@@ -299,21 +305,16 @@ def fold(sections: Sequence[Panel]) -> None:
             section["folds"].append(_fold(summary, "", prints=True, texts=texts[read:]))
 
 
-def _folds(folded: Sequence[Table]) -> Iterator[Panel]:
-    """Yield a fold of each table without a group, then of each group."""
-    groups: dict[str, list[Table]] = {}
-    for each in folded:
-        groups.setdefault(each.get("group") or each["key"], []).append(each)
-    for tables in sorted(groups.values(), key=lambda some: bool(some[0].get("group"))):
-        findings = list(dict.fromkeys(each["finding"] for each in tables if each.get("finding")))
-        text = "; ".join(findings[:MAX_FINDINGS])
-        if (more := len(findings) - MAX_FINDINGS) > 0:
-            text += f"; and {more} more"
-        summary = tables[0].get("group") or tables[0]["caption"]
-        summary += f" ({counted(len(tables), 'table')})" if len(tables) > 1 else ""
-        rows = counted(sum(len(each["rows"]) for each in tables), "row")
-        prints = any(each.get("prints") for each in tables)
-        yield _fold(summary, text or rows, prints=prints, tables=tables)
+def _fold_tables(tables: Sequence[Table]) -> Panel:
+    findings = list(dict.fromkeys(each["finding"] for each in tables if each.get("finding")))
+    text = "; ".join(findings[:MAX_FINDINGS])
+    if (more := len(findings) - MAX_FINDINGS) > 0:
+        text += f"; and {more} more"
+    summary = tables[0].get("group") or tables[0]["caption"]
+    summary += f" ({counted(len(tables), 'table')})" if len(tables) > 1 else ""
+    rows = counted(sum(len(each["rows"]) for each in tables), "row")
+    prints = any(each.get("prints") for each in tables)
+    return _fold(summary, text or rows, prints=prints, tables=tables)
 
 
 def _fold(summary: str, finding: str, *, prints: bool = False, **content: object) -> Panel:

@@ -157,7 +157,6 @@ def _category_table(study: str, members: Sequence[Member], world_size: int) -> T
 
 
 def _buckets(point: Point) -> str:
-    """Return the actual bucket sizes of a point in MB, equal neighbours as a count."""
     sizes = [number(size / 1e6) for size in point.rows[0].details.get("bucket_bytes") or []]
     runs = [(text, len(list(run))) for text, run in groupby(sizes)]
     return formats.listed((f"{n} \u00d7 {t}" if n > 1 else t for t, n in runs), 5) or formats.DASH
@@ -180,7 +179,6 @@ def _ratio_cells(point: Point, base: Point | None, place: Place | None) -> list[
 
 
 def _without_effect(cases: Cases) -> str:
-    """Return the options without effect here, why, and in how many settings."""
     options: dict[str, dict[str, None]] = {}
     settings: dict[str, set[int]] = {}
     for index, (_, point) in enumerate(cases):
@@ -197,7 +195,6 @@ def _without_effect(cases: Cases) -> str:
 
 
 def _quickest(members: Sequence[Member], names: Sequence[str]) -> str:
-    """Return the quickest setting of each workload; empty if none can be compared."""
     sound = [[case for case in own if not case[1].blocked_by] for own, _ in members]
     several = [own for own in sound if len(own) > 1]
     best = [max(own, key=lambda case: case[1].rate)[0] for own in several]
@@ -208,14 +205,12 @@ def _quickest(members: Sequence[Member], names: Sequence[str]) -> str:
 
 
 def _unsure(cases: Cases) -> list[str]:
-    """Return the verdicts of the settings that are not shown to be slower than the quickest."""
     places = alternatives.places([point for _, point in cases], ())
     kinds = [place.kind for place in places if place.kind in ("not_shown_slower", "too_noisy")]
     return [ranking_card.VERDICTS[kind] for kind in kinds]
 
 
 def _place(series: Series, world_size: int, what: str = "") -> str:
-    """Return workload and ranks of compared settings, and their layout if not the main one."""
     beside = f", {series.layout}" if series.layout else ""
     return f"{what or series.row.workload} on {counted(world_size, 'rank')}{beside}"
 
@@ -225,7 +220,6 @@ def _setting(series: Series, names: Sequence[str]) -> str:
 
 
 def _knees(groups: Sequence[Group]) -> list[str]:
-    """Return the fewest workers that come close to the best, by data set and size."""
     sentences = []
     for (_, world_size, _), cases in groups:
         best: dict[int, Point] = {}  # number of workers -> best point over all other options

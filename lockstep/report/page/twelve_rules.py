@@ -161,7 +161,6 @@ def twelve_panel(results: Results, series: Sequence[Series]) -> Panel:
 def _share(
     points: Sequence[Point], holds: Callable[[Point], object], text: str, empty: str
 ) -> Verdict:
-    """Return whether a condition holds at all points, and a text with the number of points."""
     if not points:
         return None, empty
     count = sum(bool(holds(point)) for point in points)

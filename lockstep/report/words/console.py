@@ -77,7 +77,6 @@ def verdict(page: Mapping[str, Any]) -> list[str]:
 
 
 def _shown(series: Sequence[Series]) -> list[Series]:
-    """Return ladders and series not measured here; if there are none, all but training."""
     others = [curve for curve in series if curve.row.training is None]
     return [
         curve for curve in others if curve.row.study in LADDERS or curve.row.origin != "measured"
@@ -102,7 +101,6 @@ def _lines(
 
 
 def _cells(results: Results, shown: Sequence[Series]) -> tuple[list[str], list[list[list[str]]]]:
-    """Return the headings of number columns, and each series' lines of cells."""
     points = [(curve, point) for curve in shown for point in curve.points]
     # A throughput of the same runs stands in the row of their time.
     beside = {

@@ -286,7 +286,6 @@ def choice_sentences(series: Sequence[Series], threshold: float) -> list[str]:
 
 
 def _span(time: Part | Loss) -> str:
-    """Return a time with its interval."""
     interval = parts.ms_span(time.interval) if time.interval else "no interval"
     return f"{parts.ms(time.seconds)} ms ({interval})"
 

@@ -59,7 +59,6 @@ def days(known: Sequence[str]) -> str:
 
 
 def _noun(span: str, noun: str) -> str:
-    """Return the noun of a span of counts, singular or plural."""
     return counted(1 if span == "1" else 2, noun).partition(" ")[2]
 
 

@@ -1,8 +1,11 @@
-"""Headlines of rankings of settings, of programs over a factor, and of kinds of devices."""
+"""Headlines of rankings of settings, of programs over a factor, and of kinds of devices.
+
+Also the card that shows whether a step waits for its data loader.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from lockstep.core.formats import (
     capital,
@@ -14,11 +17,12 @@ from lockstep.core.formats import (
     ratio_span,
     span,
 )
-from lockstep.core.metrics import GIGA
-from lockstep.core.studies import LADDERS, NAMES, TITLES, WITHOUT_RANKING
-from lockstep.report.compute import alternatives
+from lockstep.core.metrics import GIGA, NOTABLE
+from lockstep.core.studies import LADDERS, LOADERS, NAMES, TITLES, WITHOUT_RANKING
+from lockstep.report.compute import alternatives, quantities
 from lockstep.report.compute.alternatives import PlaceKind, Ranking, factor_ladders, rank
-from lockstep.report.compute.scaling import Series, no_interval
+from lockstep.report.compute.scaling import Point, Series, no_interval
+from lockstep.report.compute.statistics import Interval
 from lockstep.report.page import parts
 from lockstep.report.words.headline import TIMES, entry
 from lockstep.report.words.lines import numbers
@@ -181,7 +185,6 @@ def _of_kind(ranking: Ranking, kind: PlaceKind) -> list[dict[str, object]]:
 
 
 def _headline(ranking: Ranking) -> str:
-    """Return the best setting and its ties, or why there is none."""
     where = f"on {counted(ranking.world_size, 'rank')}"
     if ranking.is_one:
         return f"All settings made the same buckets {where}, so there is nothing to choose."
@@ -209,7 +212,6 @@ def _headline(ranking: Ranking) -> str:
 
 
 def _some(settings: Sequence[Mapping[str, object]]) -> str:
-    """Return the first settings as text, with a count of the others."""
     first, *more = settings[:MOST_NAMED]
     is_same = len(first) == 1 and all(other.keys() == first.keys() for other in more)
     rest = [
@@ -230,3 +232,99 @@ def own_cards(series: Sequence[Series]) -> list[str]:
     own = [curve for curve in series if curve.row.is_own_test]
     ranked = (each for first in rankings(own) for each in (first, *first.smaller))
     return [line for ranking in ranked for line in ["", *lines(ranking)]]
+
+
+Loading = Literal["keeps-up", "waits", "open"]
+# Data set of the loader study -> where its images lie.
+PLACES = {
+    "tensor": "images in memory",
+    "memmap": "all images in one file",
+    "files": "one file per image",
+}
+# Factors of the study that are no options of a DataLoader.
+NOT_OPTIONS = ("dataset", "cache")
+LOADER_VERDICTS: dict[Loading, str] = {
+    "keeps-up": "The loader keeps up: {percent} % of a step waits for the loader with {setting}.",
+    "waits": "Input-bound: the loader is too slow; at best {percent} % of a step waits for the "
+    "loader with {setting}.",
+    "open": "It is not shown whether the loader keeps up; at best {percent} % of a step waits for "
+    "the loader with {setting}.",
+}
+# What to do next; if the loader keeps up, use its best setting.
+LOADER_NEXT = {
+    "waits": "use more cores and workers per rank, cheaper decoding, or data stored already "
+    "decoded",
+    "open": "measure more launches: lockstep run --name loader --studies loader --repeats 5",
+}
+
+
+class Setting(NamedTuple):
+    """A loader's factors with an effect, and the share of a step that waits for its batches."""
+
+    factors: dict[str, object]
+    point: Point
+    idle: float
+    interval: Interval | None
+
+
+def judge_loader(series: Sequence[Series]) -> tuple[Loading, list[Setting]] | None:
+    """Return the verdict of the loader study and its settings, the best first.
+
+    `keeps-up`: the best setting is shown to leave less than `NOTABLE` of a step waiting. `waits`:
+    it is shown to leave as much or more. `open`: launches show neither. None if no step took a
+    loader's batches.
+    """
+    settings = []
+    for curve in series:
+        point = curve.points[-1]
+        share, interval = quantities.pool(point.rows, "loader_idle")
+        if curve.row.study not in LOADERS or share is None:
+            continue
+        row = point.rows[0]
+        ignored = ("local_batch", *(row.details.get("ignored") or {}))
+        factors = {
+            name: value for name, value in row.factors.items()
+            if name not in ignored and (value or name == "num_workers")
+        }  # fmt: skip
+        settings.append(Setting(factors, point, share, interval))
+    if not settings:
+        return None
+    settings.sort(key=lambda setting: setting.idle)
+    best = settings[0]
+    # A share of 0 in every launch has no spread, and no interval.
+    never = best.idle == 0 and best.point.num_launches > 1
+    low, high = best.interval or ((0.0, 0.0) if never else (0.0, 1.0))
+    return "keeps-up" if high < NOTABLE else "waits" if low >= NOTABLE else "open", settings
+
+
+def loader_card(series: Sequence[Series]) -> list[str]:
+    """Return the lines of the loader's card; empty if no step took a loader's batches."""
+    judged = judge_loader(series)
+    if judged is None:
+        return []
+    kind, settings = judged
+    best = settings[0]
+    verdict = LOADER_VERDICTS[kind].format(percent=percent(best.idle), setting=_text(best))
+    rows = []
+    for setting in settings:
+        span = percent_span(setting.interval) if setting.interval else no_interval(setting.point)
+        rate = f"{number(setting.point.rate)} images/s"
+        waiting = f"{percent(setting.idle):>6} % waits   {span}"
+        rows.append(f"  {_text(setting):<53}{rate:>16} {waiting}")
+    todo = LOADER_NEXT.get(kind, f"give your DataLoader {_options(best)}")
+    ranks = counted(best.point.world_size, "rank")
+    trust = (
+        f"the step trains a small model, and {ranks} load at the same time; a larger model may "
+        "need fewer images per second"
+    )
+    return [verdict, *rows, f"next      {todo}", f"trust     {trust}"]
+
+
+def _text(setting: Setting) -> str:
+    place = PLACES.get(str(setting.factors.get("dataset")), "")
+    place += f", {setting.factors['cache']}" if setting.factors.get("cache") else ""
+    return _options(setting) + (f" ({place})" if place else "")
+
+
+def _options(setting: Setting) -> str:
+    return factors_text({k: v for k, v in setting.factors.items() if k not in NOT_OPTIONS})
