@@ -81,7 +81,6 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """Return the median rate of B / the median rate of A."""
         a, b = map(median_rate, self.rates)
         return b / a
 
@@ -311,7 +310,6 @@ def _match(
 
 
 def ambiguity(points: Sequence[Mapping[str, Any]]) -> str:
-    """Return a sentence on points that could be paired in several ways."""
     num_points = formats.counted(len(points), "point")
     in_a, in_b = (formats.listed(points[0][side], 3) for side in ("a", "b"))
     return (
@@ -439,7 +437,6 @@ def _facts(launches: Sequence[Launch], rows: Iterable[Row]) -> dict[str, dict[st
 def _cautions(
     launches: tuple[Sequence[Launch], Sequence[Launch]], pairs: Sequence[Pair]
 ) -> Iterator[Reason]:
-    """Yield the reasons to doubt differences between the sides."""
     facts = ("launch", "campaign", "started", "part")
     of_a, of_b = (
         {tuple(str(launch.facts.get(name)) for name in facts) for launch in side if launch.facts}

@@ -210,7 +210,6 @@ def record(
     advice: Mapping[str, Any],
     level: float,
 ) -> dict[str, Any]:
-    """Return the measured sizes, the rules that continue the curve, and the recommendation."""
     gains = {q: gain for _, q, gain in marginal_efficiencies(ladder.sizes, ladder.rates)}
     times = ladder.times_s.tolist()
     peak = None  # of the Universal Scalability Law; None unless its beta is above 0
