@@ -5,7 +5,6 @@ import importlib
 import json
 import os
 import re
-import select
 import shutil
 import socket
 import subprocess
@@ -237,7 +236,7 @@ def test_a_late_answer_is_not_taken_for_the_next(folder):
     with serving() as tracker:
         sender = live.Sender(folder, tracked.Tracker(kind="http", uri=tracker.uri))
         sender.send(0)
-        assert select.select([sender._process.stdout], [], [], 60)[0]  # answered, and not read yet
+        assert sender._answers.poll(60)  # answered, and not read yet
         (folder / "report.html").write_text("<html></html>")
         sender.send(60)
         assert any("report.html" in run["artifacts"] for run in tracker.runs.values())

@@ -7,15 +7,14 @@ sends the rest.
 """
 
 import contextlib
-import json
 import math
 import os
-import select
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import click
@@ -29,14 +28,13 @@ from lockstep.report.tracker.tracked import Tracker
 LAST_S = 10.0  # longest wait at the end of all measurements
 COLLECTED_S = 60.0  # longest wait for all results of a campaign's jobs
 LOG = "live.txt"
-MOST_BYTES = 1 << 22  # of the process's answers, which list unreadable files
 
 
 class Sender:
     """The process that sends the results of a folder.
 
-    The process reads lines `NUMBER DEADLINE` and answers each with a JSON line `[NUMBER, SENT]`.
-    The number distinguishes a late answer from the answer to the next request.
+    A request is a number and a deadline. The answer has the same number, by which a late answer is
+    not taken for the answer to the next request, and the outcome.
     """
 
     def __init__(self, folder: Path, tracker: Tracker) -> None:
@@ -44,40 +42,42 @@ class Sender:
         self._log = folder / tracked.FOLDER / LOG
         self._log.parent.mkdir(parents=True, exist_ok=True)
         path = [str(content.IMPORTABLE_FROM), os.environ.get("PYTHONPATH")]
-        with self._log.open("wb") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(folder), tracker.model_dump_json()],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                bufsize=0,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))},
-                preexec_fn=die_with_parent,
-                start_new_session=True,  # the command itself answers Ctrl-C
-            )
-        assert self._process.stdin
-        assert self._process.stdout
-        self._requests, self._answers = self._process.stdin, self._process.stdout
+        with self._log.open("wb") as log:
+            requests, self._requests = Pipe(duplex=False)
+            self._answers, answers = Pipe(duplex=False)
+            with requests, answers:
+                own = (requests.fileno(), answers.fileno())
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", __name__, folder, tracker.model_dump_json(),
+                     *map(str, own)],
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=own,
+                    env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))},
+                    preexec_fn=die_with_parent,
+                    start_new_session=True,  # the command itself answers Ctrl-C
+                )  # fmt: skip
         os.set_blocking(self._requests.fileno(), False)  # the process may hang
-        self._text = b""
-        self._num_requests = 0
+        self._num_requests = self._num_answered = 0
+        self._sent: Sent | None = None
 
     def send(self, wait_s: float = LIVE_TIMEOUT_S) -> None:
         """Request that new results are sent, and wait at most `wait_s` for that.
 
-        After that time no further request is begun. With 0 this returns at once and limits nothing.
+        After that time no further request is begun. With 0 this returns at once, limits nothing,
+        and requests nothing while an answer is missing.
         """
         deadline_s = time.monotonic() + wait_s
-        self._request(deadline_s if wait_s else math.inf)
-        while self._last_answer()[0] < self._num_requests and self._read(deadline_s):
+        while self._read(0):
+            pass
+        if wait_s or self._num_answered == self._num_requests:
+            self._request(deadline_s if wait_s else math.inf)
+        while self._num_answered < self._num_requests and self._read(deadline_s):
             pass
 
     def close(self, wait_s: float = LAST_S) -> Sent:
         """End the process, by force after `wait_s`, and return the outcome."""
         deadline_s = time.monotonic() + wait_s
         self._request(deadline_s)
-        with contextlib.suppress(OSError):
-            self._requests.close()
+        self._requests.close()
         with self._answers:
             while self._read(deadline_s):
                 pass
@@ -94,29 +94,20 @@ class Sender:
                 "broken",
                 why=f"the process that sends results ended with exit code {code}; see {self._log}",
             )
-        return self._last_answer()[1] or Sent(uri, "late")
+        return self._sent or Sent(uri, "late")
 
     def _request(self, until_s: float) -> None:
         self._num_requests += 1
         with contextlib.suppress(OSError):  # the process has ended
-            self._requests.write(f"{self._num_requests} {until_s}\n".encode())
-
-    def _last_answer(self) -> tuple[int, Sent | None]:
-        """Return the last answered request's number and outcome; (0, None) before any answer."""
-        lines = self._text.split(b"\n")[:-1]  # the last line may be incomplete
-        if not lines:
-            return 0, None
-        number, sent = json.loads(lines[-1])
-        return number, Sent(**sent)
+            self._requests.send((self._num_requests, until_s))
 
     def _read(self, deadline_s: float) -> bool:
-        """Read the next output of the process; return whether more may follow."""
-        wait_s = max(0.0, deadline_s - time.monotonic())
-        if not select.select([self._answers], [], [], wait_s)[0]:
-            return False
-        text = os.read(self._answers.fileno(), MOST_BYTES)
-        self._text = (self._text + text)[-MOST_BYTES:]
-        return bool(text)
+        """Read the next answer of the process; return whether there was one in time."""
+        with contextlib.suppress(EOFError, OSError):  # the process has ended
+            if self._answers.poll(max(0.0, deadline_s - time.monotonic())):
+                self._num_answered, self._sent = self._answers.recv()
+                return True
+        return False
 
 
 @contextlib.contextmanager
@@ -157,25 +148,27 @@ def print_outcome(sent: Sent, folder: Path) -> None:
         click.echo(text, err=True)
 
 
-def main(folder: Path, tracker: Tracker) -> None:
-    """Send new results each time that a line arrives, until standard input ends."""
+def main(folder: Path, tracker: Tracker, requests: int, answers: int) -> None:
+    """Send new results at each request, until the pipe of requests ends."""
     with contextlib.suppress(OSError):  # run only on cores that are idle: sched(7)
         if hasattr(os, "sched_setscheduler"):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         else:
             os.nice(19)
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for output of libraries
     if tracker.kind == "mlflow":  # imported before it is needed
         with contextlib.suppress(stores.NotSentError):
             stores.prepare(tracker.key, LIVE_TIMEOUT_S)
-    while requests := os.read(sys.stdin.fileno(), MOST_BYTES):
-        # One answer serves all requests that arrived meanwhile.
-        number, until_s = requests.splitlines()[-1].split()
-        sent = sending.send(folder, tracker, LIVE_TIMEOUT_S, wait_s=0, until_s=float(until_s))
-        answers.write(json.dumps([int(number), asdict(sent)]) + "\n")
-        answers.flush()
+    with (
+        contextlib.suppress(EOFError),
+        Connection(requests, writable=False) as source,
+        Connection(answers, readable=False) as target,
+    ):
+        while True:
+            number, until_s = source.recv()
+            if time.monotonic() <= until_s:  # else a later request is waiting
+                sent = sending.send(folder, tracker, LIVE_TIMEOUT_S, wait_s=0, until_s=until_s)
+                target.send((number, sent))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Tracker.model_validate_json(sys.argv[2]))
+    main(Path(sys.argv[1]), Tracker.model_validate_json(sys.argv[2]), *map(int, sys.argv[3:]))
