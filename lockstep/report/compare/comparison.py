@@ -112,12 +112,6 @@ class Pair:
         return values
 
     @property
-    def name(self) -> str:
-        """Return the study and the varied factors; a factor that differs has the value of A."""
-        row = self.a[0]
-        return f"{row.study if row.origin == 'measured' else f'[{row.origin}]'} {label(row)}"
-
-    @property
     def case_label(self) -> str:
         """Return the varied factors, without those that differ between A and B."""
         parts = label(self.a[0]).split(", ")
@@ -126,12 +120,14 @@ class Pair:
 
     @property
     def label(self) -> str:
-        """Return the name, and the value of B for each factor that differs."""
+        """Return study and varied factors, of those that differ with both values."""
+        row = self.a[0]
+        name = f"{row.study if row.origin == 'measured' else f'[{row.origin}]'} {label(row)}"
         values = [
             formats.counted(b, "node") if name == "num_nodes" else f"{name}={b}"
             for name, (_, b) in self.changed.items()
         ]
-        return f"{self.name} (B: {', '.join(values)})" if values else self.name
+        return f"{name} (B: {', '.join(values)})" if values else name
 
     @property
     def flags(self) -> list[tuple[str, Flag]]:
