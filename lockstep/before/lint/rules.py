@@ -49,8 +49,6 @@ class Rules(list[Rule]):
 
 @dataclass(frozen=True)
 class Finding:
-    """A hit of a rule, with path, severity and action."""
-
     path: str
     line: int
     rule: str

@@ -125,10 +125,6 @@ class Finding(findings.Finding):
     row: Row
 
 
-def _slowest_first(finding: Finding) -> float:
-    return -finding.row.ratio
-
-
 def _make_finding(kind: Kind, row: Row, seats: Sequence[Seat]) -> Finding:
     node = row.nodes[0]
     if len(row.nodes) == 2:
@@ -297,7 +293,7 @@ def judge_alone(
         rows += of_nodes
         findings += [_make_finding("slow-link", row, seats) for row in of_nodes if row.is_slow]
     steps = promised_steps(len(nodes))
-    findings.sort(key=_slowest_first)
+    findings.sort(key=lambda finding: -finding.row.ratio)
     return Screening(tuple(seats), repeats, 1, steps, tuple(rows), tuple(findings))
 
 
@@ -333,11 +329,12 @@ def judge_pairs(alone: Screening, num_rounds: int, seconds: Mapping[Pair, Second
         ratios = [_ratio(own, other, order) for other in beside]
         rows.append(Row("pair_all_reduce", pair, None, *min(ratios, key=itemgetter(2))))
     slow = [_make_finding("slow-link", row, alone.seats) for row in rows if row.is_slow]
+    findings = sorted([*alone.findings, *slow], key=lambda finding: -finding.row.ratio)
     return replace(
         alone,
         steps=alone.steps + num_rounds,
         rows=(*alone.rows, *rows),
-        findings=tuple(sorted([*alone.findings, *slow], key=_slowest_first)),
+        findings=tuple(findings),
     )
 
 

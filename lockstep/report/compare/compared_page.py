@@ -47,7 +47,6 @@ Ladders = Mapping[str, Sequence[Series]]
 
 
 def page(made: Comparison, campaigns: tuple[Campaign, Campaign], command: str) -> dict[str, Any]:
-    """Return the content of the page of a comparison."""
     a, b = names = [each.name for each in campaigns]
     # Links are not resolved: the results of a bundle are a link named after its archive.
     short = [Path(os.path.abspath(name)).name for name in names]  # noqa: PTH100
@@ -103,7 +102,6 @@ def _warnings(made: Comparison) -> list[str]:
 
 
 def _differences(comparison: Comparison) -> Panel:
-    """Return the table of differing facts, and the equal facts."""
     made = panel("differs", "What differs")
     equal = [*map(outcome.fact, comparison.same_facts)]
     rows = []
@@ -280,7 +278,6 @@ def _ladders(points: Sequence[JudgedPair], names: Sequence[str]) -> Ladders:
 def _points(
     title: str, points: Sequence[JudgedPair], comparison: Comparison, ladders: Ladders
 ) -> Table:
-    """Return the table of a study."""
     units = {pair.a[0].sample_unit for pair, _ in points}
     unit = f"{units.pop()}/s" if len(units) == 1 and "" not in units else ""
     a, b = (f"{letter} ({unit})" if unit else letter for letter in "AB")

@@ -81,7 +81,6 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """Return the median rate of B / the median rate of A."""
         a, b = map(median_rate, self.rates)
         return b / a
 
@@ -113,12 +112,6 @@ class Pair:
         return values
 
     @property
-    def name(self) -> str:
-        """Return the study and the varied factors; a factor that differs has the value of A."""
-        row = self.a[0]
-        return f"{row.study if row.origin == 'measured' else f'[{row.origin}]'} {label(row)}"
-
-    @property
     def case_label(self) -> str:
         """Return the varied factors, without those that differ between A and B."""
         parts = label(self.a[0]).split(", ")
@@ -127,12 +120,14 @@ class Pair:
 
     @property
     def label(self) -> str:
-        """Return the name, and the value of B for each factor that differs."""
+        """Return study and varied factors, of those that differ with both values."""
+        row = self.a[0]
+        name = f"{row.study if row.origin == 'measured' else f'[{row.origin}]'} {label(row)}"
         values = [
             formats.counted(b, "node") if name == "num_nodes" else f"{name}={b}"
             for name, (_, b) in self.changed.items()
         ]
-        return f"{self.name} (B: {', '.join(values)})" if values else self.name
+        return f"{name} (B: {', '.join(values)})" if values else name
 
     @property
     def flags(self) -> list[tuple[str, Flag]]:
@@ -311,7 +306,6 @@ def _match(
 
 
 def ambiguity(points: Sequence[Mapping[str, Any]]) -> str:
-    """Return a sentence on points that could be paired in several ways."""
     num_points = formats.counted(len(points), "point")
     in_a, in_b = (formats.listed(points[0][side], 3) for side in ("a", "b"))
     return (
@@ -439,7 +433,6 @@ def _facts(launches: Sequence[Launch], rows: Iterable[Row]) -> dict[str, dict[st
 def _cautions(
     launches: tuple[Sequence[Launch], Sequence[Launch]], pairs: Sequence[Pair]
 ) -> Iterator[Reason]:
-    """Yield the reasons to doubt differences between the sides."""
     facts = ("launch", "campaign", "started", "part")
     of_a, of_b = (
         {tuple(str(launch.facts.get(name)) for name in facts) for launch in side if launch.facts}

@@ -202,7 +202,6 @@ def _claim(points: Sequence[JudgedPair], *, is_named: bool) -> str:
 
 
 def advice(comparison: Comparison) -> str:
-    """Return what to do next, as one sentence."""
     summary = outcome(comparison.points)
     cautions = {caution.kind for caution in comparison.cautions}
     if summary.counts[BLOCKED]:

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from lockstep.core import formats
 from lockstep.core.formats import (
@@ -49,21 +49,8 @@ RULES = "efficiency=FRACTION, deadline=HH:MM:SS, budget=DEVICE_HOURS or fastest"
 WORTHWHILE = 0.7
 
 
-class Criterion(NamedTuple):
-    """A rule for a size: `fastest`, or a kind with its limit as a fraction, seconds or hours."""
-
-    kind: str
-    limit: float = 0.0
-
-    @property
-    def text(self) -> str:
-        """The rule in words."""
-        return {
-            "fastest": "fastest",
-            "efficiency": f"efficiency >= {trimmed(100 * self.limit)} %",
-            "deadline": f"fewest ranks that finish in {in_words(self.limit)}",
-            "budget": f"fastest within {trimmed(self.limit)} device-hours",
-        }[self.kind]
+# A kind of rule, and its limit as a fraction, seconds or hours; `fastest` has none.
+Criterion = tuple[str, float]
 
 
 def parse(rule: str) -> Criterion:
@@ -73,7 +60,7 @@ def parse(rule: str) -> Criterion:
         ValueError: The rule is none of `RULES`, or its limit is out of range.
     """
     if rule == "fastest":
-        return Criterion(rule)
+        return rule, 0.0
     name, _, limit = rule.partition("=")
     if name not in LIMITS:
         raise ValueError(f"--rule {rule} is not a rule of lockstep predict; give {RULES}")
@@ -86,7 +73,7 @@ def parse(rule: str) -> Criterion:
         allowed = "fraction above 0 and up to 1" if name == "efficiency" else "positive number"
         given = limit or "an empty limit"
         raise ValueError(f"--rule {rule}: {given} is not a {allowed}; give {RULES}")
-    return Criterion(name, value)
+    return name, value
 
 
 def recommend(series: Series, criterion: Criterion, samples: float | None = None) -> dict[str, Any]:
@@ -97,19 +84,25 @@ def recommend(series: Series, criterion: Criterion, samples: float | None = None
     Raises:
         ValueError: A deadline or budget is requested, but the time of a run is not known.
     """
-    limit = criterion.limit
+    kind, limit = criterion
+    rule = {
+        "fastest": "fastest",
+        "efficiency": f"efficiency >= {trimmed(100 * limit)} %",
+        "deadline": f"fewest ranks that finish in {in_words(limit)}",
+        "budget": f"fastest within {trimmed(limit)} device-hours",
+    }[kind]
 
     def pick(size: int | None, why: str) -> dict[str, Any]:
-        return {"rule": criterion.text, "world_size": size, "why": why}
+        return {"rule": rule, "world_size": size, "why": why}
 
     def speedup(point: Point) -> str:
         span = point.speedup_interval
         return f"speed-up {point.speedup:.2f}" + (f" ({ratio_span(span)})" if span else "")
 
-    if criterion.kind == "fastest":
+    if kind == "fastest":
         fastest = max(series.points, key=lambda p: (p.rate, -p.world_size))
         return pick(fastest.world_size, speedup(fastest))
-    if criterion.kind == "efficiency":
+    if kind == "efficiency":
         good = [p for p in series.points if p.parallel_efficiency >= limit]
         if not good:  # a layout without a baseline of its own
             best = max(series.points, key=lambda p: p.parallel_efficiency)
@@ -117,7 +110,7 @@ def recommend(series: Series, criterion: Criterion, samples: float | None = None
         last = good[-1]
         return pick(last.world_size, f"{_efficiency(last, limit)}, {speedup(last)}")
     times = _run_times_s(series, samples)
-    if criterion.kind == "deadline":
+    if kind == "deadline":
         size = next((size for size in sorted(times) if times[size] <= limit), None)
         if size is None:
             return pick(None, f"the fastest takes {in_words(min(times.values()))}")
@@ -217,7 +210,6 @@ def record(
     advice: Mapping[str, Any],
     level: float,
 ) -> dict[str, Any]:
-    """Return the measured sizes, the rules that continue the curve, and the recommendation."""
     gains = {q: gain for _, q, gain in marginal_efficiencies(ladder.sizes, ladder.rates)}
     times = ladder.times_s.tolist()
     peak = None  # of the Universal Scalability Law; None unless its beta is above 0

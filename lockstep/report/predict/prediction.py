@@ -188,7 +188,6 @@ def can_be_modelled(series: Series) -> bool:
 
 
 def ladder_of(series: Series, facts: dict[str, Any], findings: Iterable[Finding] = ()) -> Ladder:
-    """Return a series in the form that predictions need."""
     base, row = series.base, series.row
     # The scaling says which work is fixed; without a scaling, the batches do.
     stated: Fixed | None = None
@@ -369,7 +368,6 @@ def used_from(ladder: Ladder) -> int:
 
 
 def refusal(ladder: Ladder, at: int, force: bool) -> Refusal | None:
-    """Return why a size is not predicted, or None."""
     sizes = tuple(ladder.sizes)
     if len(sizes) < LEAST_SIZES:
         # Measure the doublings between the sizes, and from them to the requested size.

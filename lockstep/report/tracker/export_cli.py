@@ -71,7 +71,6 @@ def again(folder: Path) -> int:
 
 
 def _send(folder: Path, kind: str = "", uri: str | None = None) -> int:
-    """Send a folder's results to a tracker, by default to the folder's own."""
     from lockstep.report.tracker import sending, tracked
 
     named = {"kind": kind, "uri": uri}

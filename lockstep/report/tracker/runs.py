@@ -195,7 +195,6 @@ def _metrics(
 
 
 def _campaign_run(folder: Path, results: Results, runs: Sequence[Run]) -> Run:
-    """Return the run of the campaign itself, with its page and its configuration."""
     states = {run.status for run in runs}
     status = next(state for state in WORST_FIRST if state in states)
     ends = [run.ended_ms for run in runs if run.ended_ms is not None]

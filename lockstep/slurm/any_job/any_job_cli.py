@@ -143,11 +143,8 @@ def eff(job_ids: tuple[str, ...], *, as_json: bool) -> None:
 @click.option("--every", type=click.FloatRange(min=2, max=3600), metavar="SECONDS",
               help="Repeat every SECONDS until the job has ended.")  # fmt: skip
 @click.option("--csv", "table", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help=(
-                  "Also append a row per GPU to this CSV file, with its use, memory, power and "
-                  "temperature."
-              )
-              )  # fmt: skip
+              help="Also append a row per GPU to this CSV file, with its use, memory, power and "
+                   "temperature.")  # fmt: skip
 @as_json_option
 def top(job: str, every: float | None, table: Path | None, *, as_json: bool) -> None:
     """Show how busy the nodes of a running JOB are now: GPUs, CPUs, memory, your processes.
@@ -194,10 +191,8 @@ def top(job: str, every: float | None, table: Path | None, *, as_json: bool) -> 
 @site_option("site", "Site file, or a built-in site: example, lumi-g ...")
 @click.option("--partition", help="Use another partition of the site.")
 @click.option("--world-size", type=click.IntRange(min=1),
-              help=(
-                  "World size that decides the number of nodes; by default the smallest of "
-                  "CAMPAIGN."
-              ))  # fmt: skip
+              help="World size that decides the number of nodes; by default the smallest of "
+                   "CAMPAIGN.")  # fmt: skip
 @click.option(
     "--time", "limit", metavar="HH:MM:SS", help="Time limit of the shell; one hour by default."
 )

@@ -1,4 +1,4 @@
-"""Use of nodes by jobs, load of a running job's nodes, and free nodes of partitions.
+"""Use of nodes by jobs, and the load of a running job's nodes.
 
 Functions return dictionaries as `--json` prints them; an unknown value is None.
 """
@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.core.files import MIB
-from lockstep.core.formats import DASH, counted, in_words, listed, parse_duration, size_of
+from lockstep.core.formats import DASH, in_words, listed, parse_duration, size_of
 from lockstep.slurm import client as slurm
 from lockstep.slurm import cluster
-from lockstep.slurm.any_job.held import date, moment
+from lockstep.slurm.any_job.held import date
 from lockstep.slurm.client import instant
 from lockstep.slurm.status import accounting
-from lockstep.slurm.submit.job_spec import JobSpec
 
 MAX_HOSTS = 100_000  # of one job
 # TEXT [USER@TIME], the reason in `scontrol show node`
@@ -270,60 +269,3 @@ def add_to_table(path: Path, at: str, nodes: Sequence[Mapping[str, Any]]) -> Non
             gpus: Sequence[Mapping[str, Any]] = node["gpus"] or ({},)
             for gpu in gpus:
                 table.writerow(own | {f"gpu_{key}": value for key, value in gpu.items()})
-
-
-MAX_SHAPES = 4  # a plan asks Slurm for the start of so many shapes of jobs
-
-
-def occupancy() -> list[dict[str, Any]]:
-    """Return how full each partition is, by one sinfo and one squeue.
-
-    `num_other` counts nodes that are down, drained or reserved; `num_waiting` counts pending jobs,
-    an array as one.
-    """
-    states = slurm.ask("sinfo", "--noheader", "--format=%R|%F")  # allocated/idle/other/total
-    queued = slurm.squeue(("partition",), "--states=PENDING")
-    waiting = [name for job in queued for name in job.partition.strip().split(",")]
-    rows = {}
-    for line in states.splitlines():
-        name, _, counts = line.strip().rpartition("|")
-        numbers = [slurm.count(number) for number in counts.split("/")]
-        if len(numbers) == 4 and None not in numbers:
-            keys = ("num_used", "num_idle", "num_other", "num_nodes")
-            rows[name] = {"partition": name, "num_waiting": waiting.count(name)} | dict(
-                zip(keys, numbers, strict=True)
-            )
-    return list(rows.values())
-
-
-def starts(specs: Sequence[JobSpec], scripts: Sequence[str]) -> list[dict[str, Any]]:
-    """Ask Slurm when jobs without dependencies would start, once per shape (nodes and time).
-
-    Returns:
-        For each shape the names of its `jobs`, its `num_nodes`, and the start `at`, in seconds
-        since the epoch.
-    """
-    shapes: dict[tuple[int, int], list[tuple[str, str]]] = {}
-    for spec, script in zip(specs, scripts, strict=True):
-        if not spec.after:
-            shapes.setdefault((spec.num_nodes, spec.time_s), []).append((spec.name, script))
-    rows = []
-    for (num_nodes, _), alike in list(shapes.items())[:MAX_SHAPES]:
-        at = slurm.would_start(alike[0][1])
-        if at is not None:
-            rows.append({"jobs": [name for name, _ in alike], "num_nodes": num_nodes, "at": at})
-    return rows
-
-
-def prospect_lines(
-    full: Sequence[Mapping[str, Any]], starts: Sequence[Mapping[str, Any]]
-) -> Iterator[str]:
-    for row in full:
-        yield (
-            f"Partition {row['partition']}: {row['num_idle']:,} of {row['num_nodes']:,} nodes "
-            f"are idle, {row['num_used']:,} in use, {row['num_other']:,} not in service; "
-            f"{row['num_waiting']:,} jobs are pending."
-        )
-    for start in starts:
-        nodes, names = counted(start["num_nodes"], "node"), listed(start["jobs"], 3)
-        yield f"If you submit them now, {names} ({nodes}) would start {moment(start['at'])}."

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,18 +13,21 @@ from rich.table import Table
 
 from lockstep.campaign.campaign import Campaign
 from lockstep.core import sizes, studies
-from lockstep.core.formats import DASH, clock, number
+from lockstep.core.formats import DASH, clock, counted, listed, number
 from lockstep.core.inputs import MAX_RATE
 from lockstep.core.metrics import GIGA
 from lockstep.core.studies import LADDERS, STUDIES, rows
 from lockstep.slurm import associations
-from lockstep.slurm.any_job import node_use
+from lockstep.slurm import client as slurm
+from lockstep.slurm.any_job.held import moment
 from lockstep.slurm.associations import Excess
 from lockstep.slurm.submit.cli_options import Budget, as_json_option, campaign_options, round_up
+from lockstep.slurm.submit.job_spec import JobSpec
 from lockstep.slurm.submit.submission import Work
 from lockstep.slurm.submit.submit_cli import job_facts, work_of
 
-# Rows of `node_use.occupancy` and rows of `node_use.starts`.
+MAX_SHAPES = 4  # a plan asks Slurm for the start of so many shapes of jobs
+# Rows of `read_occupancy` and rows of `read_starts`.
 Prospects = tuple[list[dict[str, Any]], list[dict[str, Any]]]
 TEXTS = ("job", "after", "cases per launch")
 HOW = "first submit one repeat of the smallest world size"
@@ -79,7 +82,7 @@ def plan(overhead: float, budget: Budget | None, *, as_json: bool, **options: An
     summary = _summary(todo, overhead, memory)
     full, starts = prospects or ([], [])
     summary += [excess.text for excess in over or ()]
-    for line in [*summary, *node_use.prospect_lines(full, starts)]:
+    for line in [*summary, *prospect_lines(full, starts)]:
         console.print(line, markup=False)
     if todo.jobs:
         keys, site = ", ".join(todo.site.to_fill_in), options["site"]
@@ -104,8 +107,8 @@ def _ask_slurm(todo: Work) -> tuple[list[Excess] | None, Prospects | None]:
         over = associations.excesses(jobs, todo.site, associations.limits_of_jobs(todo.site))
         topic = "how full the partitions are"
         ours = {todo.site.partition, *todo.site.partitions}
-        full = [row for row in node_use.occupancy() if row["partition"] in ours]
-        return over, (full, node_use.starts(jobs, todo.scripts()))
+        full = [row for row in read_occupancy() if row["partition"] in ours]
+        return over, (full, read_starts(jobs, todo.scripts()))
     except RuntimeError as error:
         click.echo(f"Warning: cannot read {topic}: {error}", err=True)
         return over, None
@@ -349,3 +352,57 @@ def read_memory(root: Path, *, is_gpu: bool) -> dict[Step, list[Measured]]:
             own = Measured(peak_bytes, total_bytes, alike, row.started)
             measured.setdefault(step, []).append(own)
     return measured
+
+
+def read_occupancy() -> list[dict[str, Any]]:
+    """Return how full each partition is, by one sinfo and one squeue.
+
+    `num_other` counts nodes that are down, drained or reserved; `num_waiting` counts pending jobs,
+    an array as one.
+    """
+    states = slurm.ask("sinfo", "--noheader", "--format=%R|%F")  # allocated/idle/other/total
+    queued = slurm.squeue(("partition",), "--states=PENDING")
+    waiting = [name for job in queued for name in job.partition.strip().split(",")]
+    rows = {}
+    for line in states.splitlines():
+        name, _, counts = line.strip().rpartition("|")
+        numbers = [slurm.count(number) for number in counts.split("/")]
+        if len(numbers) == 4 and None not in numbers:
+            keys = ("num_used", "num_idle", "num_other", "num_nodes")
+            rows[name] = {"partition": name, "num_waiting": waiting.count(name)} | dict(
+                zip(keys, numbers, strict=True)
+            )
+    return list(rows.values())
+
+
+def read_starts(specs: Sequence[JobSpec], scripts: Sequence[str]) -> list[dict[str, Any]]:
+    """Ask Slurm when jobs without dependencies would start, once per shape (nodes and time).
+
+    Returns:
+        For each shape the names of its `jobs`, its `num_nodes`, and the start `at`, in seconds
+        since the epoch.
+    """
+    shapes: dict[tuple[int, int], list[tuple[str, str]]] = {}
+    for spec, script in zip(specs, scripts, strict=True):
+        if not spec.after:
+            shapes.setdefault((spec.num_nodes, spec.time_s), []).append((spec.name, script))
+    rows = []
+    for (num_nodes, _), alike in list(shapes.items())[:MAX_SHAPES]:
+        at = slurm.would_start(alike[0][1])
+        if at is not None:
+            rows.append({"jobs": [name for name, _ in alike], "num_nodes": num_nodes, "at": at})
+    return rows
+
+
+def prospect_lines(
+    full: Sequence[Mapping[str, Any]], starts: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    for row in full:
+        yield (
+            f"Partition {row['partition']}: {row['num_idle']:,} of {row['num_nodes']:,} nodes "
+            f"are idle, {row['num_used']:,} in use, {row['num_other']:,} not in service; "
+            f"{row['num_waiting']:,} jobs are pending."
+        )
+    for start in starts:
+        nodes, names = counted(start["num_nodes"], "node"), listed(start["jobs"], 3)
+        yield f"If you submit them now, {names} ({nodes}) would start {moment(start['at'])}."
