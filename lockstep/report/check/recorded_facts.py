@@ -248,7 +248,7 @@ def _other_cores(shares: Mapping[str, Share]) -> dict[str, Facts]:
 def _other_gauge(series: Series, name: str) -> Iterator[Finding]:
     """Yield the sizes at which the means of all ranks lie outside those of all other sizes."""
     means: dict[int, list[float]] = {}
-    for row in (row for point in series.points for row in point.rows):
+    for row in series.rows:
         if not isinstance(telemetry := row.details.get("telemetry"), dict):
             continue
         gauge = telemetry.get(name)
@@ -314,7 +314,7 @@ def idle_devices(series: Series) -> Iterator[Finding]:
 def several_settings(series: Series) -> Iterator[Finding]:
     """Launches of a case differ in a setting that should be constant, such as threads."""
     if series.main and any(point is series.base for point in series.points):
-        sizes = [point.world_size for point in series.points]
+        sizes = series.sizes
         text = f"only some of the launches have this setting: {series.layout}"
         yield fact("other-setting", text, *sizes, setting=series.layout)
 

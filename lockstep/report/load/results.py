@@ -255,13 +255,6 @@ class Results:
             (left_out if id(row) in odd or row.point in lost else free).append(row)
         return free, left_out
 
-    def pooled(self) -> tuple[list[Row], list[Row]]:
-        """Do as `split`; ValueError if conflicts leave no row to pool."""
-        free, left_out = self.split()
-        if left_out and not free:
-            raise ValueError(self.conflicts[0].message)
-        return free, left_out
-
     @property
     def campaign(self) -> dict[str, Any]:
         """The campaign's plan, or the plans of several campaigns joined; empty without a plan."""
