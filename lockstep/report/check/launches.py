@@ -184,7 +184,7 @@ def duplicates(evidence: Evidence) -> Iterator[Finding]:
             name, first = conflict.values
             yield Finding("read-twice", f"launch {name} was already read from {first}",
                           values={"name": name, "first": first}, launches=conflict.launches,
-                          path=conflict.where)  # fmt: skip
+                          path=conflict.path)  # fmt: skip
     for series, point in evidence.points:
         alike: dict[tuple[Any, ...], list[str]] = {}
         for row in point.rows:
@@ -355,9 +355,8 @@ def failed_cases(evidence: Evidence) -> Iterator[Finding]:
     """A case failed."""
     for gap in evidence.gaps:
         if gap.kind == "failed":
-            yield _gap(
-                gap, f"failed: {gap.reason}", "fix the cause, then {command}", evidence.results
-            )
+            action = "fix the cause, then {command}"
+            yield _gap(gap, f"failed: {gap.reason}", action, evidence.results)
 
 
 @rule("missing-case", "error", "points that are missing without a reason may have bad results",
@@ -381,8 +380,8 @@ def dropped_launches(evidence: Evidence) -> Iterator[Finding]:
     for gap in evidence.gaps:
         if gap.kind == "dropped":
             text = "the launch was planned, but its campaign has fewer repeats or sizes now"
-            yield Finding(gap.kind, text, launches=(gap.launch,),
-                          world_sizes=(gap.world_size,) if gap.world_size else ())  # fmt: skip
+            sizes = [gap.world_size] if gap.world_size else []
+            yield fact(gap.kind, text, *sizes, launches=(gap.launch,))
 
 
 def _gap(gap: Gap, text: str, action: str, results: Results) -> Finding:

@@ -21,6 +21,7 @@ from lockstep.report.check.evidence import (
     place,
     rule,
 )
+from lockstep.report.compute import quantities
 from lockstep.report.compute.replicates import MOST_APART, begun, lead
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.conflicts import BATCHES, OF_A_CASE, find_minorities
@@ -249,12 +250,7 @@ def _other_gauge(series: Series, name: str) -> Iterator[Finding]:
     """Yield the sizes at which the means of all ranks lie outside those of all other sizes."""
     means: dict[int, list[float]] = {}
     for row in series.rows:
-        if not isinstance(telemetry := row.details.get("telemetry"), dict):
-            continue
-        gauge = telemetry.get(name)
-        ranks = gauge.get("mean") if isinstance(gauge, dict) else None
-        own = [n for n in ranks if isinstance(n, int | float)] if isinstance(ranks, list) else []
-        if own:
+        if own := [mean for mean in quantities.telemetry(row, name, "mean") if mean is not None]:
             means.setdefault(row.world_size, []).extend(own)
     for size, own in means.items():
         others = [mean for other, known in means.items() if other != size for mean in known]
