@@ -130,7 +130,7 @@ def judged(folder: Path, launches: Sequence[str] = ()) -> Iterator[tuple[str, in
     from lockstep.report.load.reading import gather
 
     results = gather([folder])
-    rows, _ = results.pooled()
+    rows, _ = results.split()
     some = [row for row in rows if not launches or row.launch in launches]
     series = series_of(some)
     findings = checker.check(results, None if launches else series)

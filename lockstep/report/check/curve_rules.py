@@ -78,7 +78,7 @@ def constant_work(evidence: Evidence) -> Iterator[Finding]:
             if len(set(kept)) > 1 and not _is_local_batch_fixed(series):
                 values = joined(kept)
                 text = f"the scaling is {scaling}, but {name} differs between the sizes: {values}"
-                yield fact("uneven-batch", text, *_sizes(series), at=series, scaling=scaling,
+                yield fact("uneven-batch", text, *series.sizes, at=series, scaling=scaling,
                            fact=name, batches=kept)  # fmt: skip
         base = series.baseline
         for size, factor in _samples_per_item(series):
@@ -111,7 +111,7 @@ def fixed_epochs_as_strong(series: Series) -> Iterator[Finding]:
     """The local batch is fixed while the total time is compared as strong scaling."""
     is_time = series.base.time_s is not None and series.row.scaling is None
     if (series.row.scaling == "strong" or is_time) and _is_local_batch_fixed(series):
-        batches, sizes = _batches(series, "global_batch"), _sizes(series)
+        batches, sizes = _batches(series, "global_batch"), series.sizes
         batch_grows = _grown(batches, sizes)
         kind, text = "called-strong", f"this series is called strong scaling, but {batch_grows}"
         if is_time:
@@ -134,7 +134,7 @@ def fixed_epochs(series: Series) -> Iterator[Finding]:
     if series.row.scaling != "fixed-epochs":
         return
     points, last = series.points, series.points[-1]
-    sizes, batches = _sizes(series), _batches(series, "global_batch")
+    sizes, batches = series.sizes, _batches(series, "global_batch")
     samples = _trained_samples(series)
     samples = samples if len(samples) == len(points) and len(set(samples)) > 1 else []
     steps_s = [p.step_s for p in points if p.step_s]
@@ -287,7 +287,7 @@ def doubled_world_size(evidence: Evidence) -> Iterator[Finding]:
             if _is_size(factor, size / series.baseline, EXACT):
                 text = f"the number of samples per step is {factor:.3g} times the global batch"
                 yield fact("steps-doubled", text, size, at=series, factor=factor)
-        for row in (row for point in series.points for row in point.rows):
+        for row in series.rows:
             logged = row.details.get("logged_over_true")
             if isinstance(logged, float) and _is_size(logged, row.world_size, ROUNDED):
                 text = (
@@ -385,7 +385,7 @@ def _may_be_twins(evidence: Evidence, time: Series, rate: Series) -> bool:
     if is_weak or any(a and b and a != b for a, b in zip(*stated, strict=True)):
         return False
     paths = {table.get("path") for _, table in tables}
-    together = len(paths) == 1 and _sizes(time) == _sizes(rate)
+    together = len(paths) == 1 and time.sizes == rate.sizes
     is_together = together or _have_one_source(evidence, time, rate)
     return time.row.origin == rate.row.origin and is_together
 
@@ -403,13 +403,9 @@ def _gives_throughput(time: Series, rate: Series) -> bool:
     return known and not PARTS_OF_SAMPLES.fullmatch(rate.row.sample_unit)
 
 
-def _sizes(series: Series) -> list[int]:
-    return [point.world_size for point in series.points]
-
-
 def _is_local_batch_fixed(series: Series) -> bool:
     """Tell whether the global batch grows with the number of ranks."""
-    each = zip(_batches(series, "global_batch"), _sizes(series), strict=False)
+    each = zip(_batches(series, "global_batch"), series.sizes, strict=False)
     return len({batch / size for batch, size in each}) == 1
 
 
@@ -422,7 +418,7 @@ def _batches(series: Series, name: str) -> list[int]:
     own, others = ([getattr(p.rows[0], each) for p in series.points] for each in (name, other))
     if None not in own:
         return own
-    known = zip(others if None not in others else [], _sizes(series), strict=False)
+    known = zip(others if None not in others else [], series.sizes, strict=False)
     return [n // size if other == "global_batch" else n * size for n, size in known]
 
 
@@ -488,7 +484,7 @@ def no_baseline(series: Series) -> Iterator[Finding]:
       "ladders", doubts=False)  # fmt: skip
 def curve_breaks(series: Series) -> Iterator[Finding]:
     """Throughput falls, saturates, or drops at one size more than at any other."""
-    sizes, points = _sizes(series), series.points
+    sizes, points = series.sizes, series.points
     nodes = [point.rows[0].num_nodes or 0 for point in points]
     odd = {point.world_size for _, point, _ in _dips(series)}
     for break_ in breaks(sizes, [p.rates for p in points], nodes if all(nodes) else None):

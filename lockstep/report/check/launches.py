@@ -184,7 +184,7 @@ def duplicates(evidence: Evidence) -> Iterator[Finding]:
             name, first = conflict.values
             yield Finding("read-twice", f"launch {name} was already read from {first}",
                           values={"name": name, "first": first}, launches=conflict.launches,
-                          path=conflict.where)  # fmt: skip
+                          path=conflict.path)  # fmt: skip
     for series, point in evidence.points:
         alike: dict[tuple[Any, ...], list[str]] = {}
         for row in point.rows:
@@ -268,7 +268,7 @@ def shared_gpu(launch: Launch) -> Iterator[Finding]:
 def too_few_steps(series: Series) -> Iterator[Finding]:
     """A launch times fewer than ten steps."""
     few: dict[int, int] = {}
-    for row in (row for point in series.points for row in point.rows):
+    for row in series.rows:
         # Runs of a program and benchmarks of others do not count steps.
         steps = 0 if row.program else (row.rounds or 0) * (row.steps_per_round or 0)
         if 0 < steps < FEWEST_STEPS:
@@ -355,9 +355,8 @@ def failed_cases(evidence: Evidence) -> Iterator[Finding]:
     """A case failed."""
     for gap in evidence.gaps:
         if gap.kind == "failed":
-            yield _gap(
-                gap, f"failed: {gap.reason}", "fix the cause, then {command}", evidence.results
-            )
+            action = "fix the cause, then {command}"
+            yield _gap(gap, f"failed: {gap.reason}", action, evidence.results)
 
 
 @rule("missing-case", "error", "points that are missing without a reason may have bad results",
@@ -381,8 +380,8 @@ def dropped_launches(evidence: Evidence) -> Iterator[Finding]:
     for gap in evidence.gaps:
         if gap.kind == "dropped":
             text = "the launch was planned, but its campaign has fewer repeats or sizes now"
-            yield Finding(gap.kind, text, launches=(gap.launch,),
-                          world_sizes=(gap.world_size,) if gap.world_size else ())  # fmt: skip
+            sizes = [gap.world_size] if gap.world_size else []
+            yield fact(gap.kind, text, *sizes, launches=(gap.launch,))
 
 
 def _gap(gap: Gap, text: str, action: str, results: Results) -> Finding:
@@ -604,7 +603,9 @@ def launch_disagrees(evidence: Evidence) -> Iterator[Finding]:
             known["hosts"] = (sorted(own), sorted(ranked))
         for name, (value, of_launch) in known.items():
             if of_launch is not None and value != of_launch:
-                own_text, text_of_launch = _text(value), _text(of_launch)
+                own_text, text_of_launch = value, of_launch
+                if name == "hosts":
+                    own_text, text_of_launch = joined(value), joined(of_launch)
                 text = f"{name} is {own_text} in the case, but {text_of_launch} in its launch"
                 yield fact("launch-disagrees", text, at=entry, fact=name, value=value,
                            known=of_launch)  # fmt: skip
@@ -614,10 +615,6 @@ def launch_disagrees(evidence: Evidence) -> Iterator[Finding]:
             listed_ranks = counted(ranks, "rank")
             text = f"the launch lists {listed_ranks}, but its world size is {size}"
             yield fact("ranks-listed", text, at=launch, ranks=ranks, size=size)
-
-
-def _text(value: Any) -> str:
-    return joined(value) if isinstance(value, list) else str(value)
 
 
 @rule(
@@ -658,7 +655,7 @@ def identical_work(evidence: Evidence) -> Iterator[Finding]:
     """
     # World size and work -> case -> launch -> row.
     alike: dict[tuple[int, str], dict[str, dict[str, Row]]] = {}
-    for row in (row for series in evidence.measured for p in series.points for row in p.rows):
+    for row in (row for series in evidence.measured for row in series.rows):
         if row.details.get("bucket_bytes"):
             varied = {name: value for name, value in row.factors.items() if name not in NAMED}
             work = str([

@@ -21,6 +21,7 @@ from lockstep.report.check.evidence import (
     place,
     rule,
 )
+from lockstep.report.compute import quantities
 from lockstep.report.compute.replicates import MOST_APART, begun, lead
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.conflicts import BATCHES, OF_A_CASE, find_minorities
@@ -248,13 +249,8 @@ def _other_cores(shares: Mapping[str, Share]) -> dict[str, Facts]:
 def _other_gauge(series: Series, name: str) -> Iterator[Finding]:
     """Yield the sizes at which the means of all ranks lie outside those of all other sizes."""
     means: dict[int, list[float]] = {}
-    for row in (row for point in series.points for row in point.rows):
-        if not isinstance(telemetry := row.details.get("telemetry"), dict):
-            continue
-        gauge = telemetry.get(name)
-        ranks = gauge.get("mean") if isinstance(gauge, dict) else None
-        own = [n for n in ranks if isinstance(n, int | float)] if isinstance(ranks, list) else []
-        if own:
+    for row in series.rows:
+        if own := [mean for mean in quantities.telemetry(row, name, "mean") if mean is not None]:
             means.setdefault(row.world_size, []).extend(own)
     for size, own in means.items():
         others = [mean for other, known in means.items() if other != size for mean in known]
@@ -314,7 +310,7 @@ def idle_devices(series: Series) -> Iterator[Finding]:
 def several_settings(series: Series) -> Iterator[Finding]:
     """Launches of a case differ in a setting that should be constant, such as threads."""
     if series.main and any(point is series.base for point in series.points):
-        sizes = [point.world_size for point in series.points]
+        sizes = series.sizes
         text = f"only some of the launches have this setting: {series.layout}"
         yield fact("other-setting", text, *sizes, setting=series.layout)
 

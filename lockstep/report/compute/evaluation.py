@@ -56,7 +56,9 @@ def evaluate(
     Raises:
         ValueError: Nothing may be pooled, or no series was measured at the baseline.
     """
-    pooled, left_out = results.pooled()
+    pooled, left_out = results.split()
+    if left_out and not pooled:
+        raise ValueError(results.conflicts[0].message)
     series = series_of(pooled, baseline, cost_per_hour)
     findings = checker.check(results, None if results.conflicts or baseline else series)
     return Evaluation(results, finish(series, findings), findings, left_out)
@@ -88,13 +90,12 @@ def finish(series: Sequence[Series], findings: Sequence[Finding]) -> list[Series
     keep their ratios.
     """
     warned = checker.find_warned(findings)
-    blocking = checker.find_blocking(findings)  # warnings, which most points may have, do not block
     points: dict[int, Point] = {}
     finished: dict[int, Series] = {}
     for old in series:
         for point in old.points:
             rows = [*point.rows, *old.base.rows]
-            rules = checker.list_touching(blocking, rows) if old.row.origin != "target" else []
+            rules = checker.blocked_by(findings, rows) if old.row.origin != "target" else []
             points[id(point)] = replace(point, blocked_by=rules) if rules else point
         finished[id(old)] = replace(
             old,

@@ -89,8 +89,7 @@ def learn(series: Iterable[Series]) -> dict[Point, Learned]:
     trained = select_trainings(series)
     rows: dict[tuple[str, str], list[Row]] = {}
     for curve in trained:
-        own = [row for point in curve.points for row in point.rows]
-        rows.setdefault(_task(curve), []).extend(own)
+        rows.setdefault(_task(curve), []).extend(curve.rows)
     goals = {task: target(own) for task, own in rows.items()}
     return {
         point: summarise(point, goals[_task(curve)]) for curve in trained for point in curve.points

@@ -362,7 +362,7 @@ def median_joules(rows: Sequence[Row]) -> float | None:
 
 def rank_values(row: Row, *path: str) -> list[float]:
     """Return a telemetry value of every rank; empty if that of a rank is unknown."""
-    known = [value for value in _telemetry(row, *path) if value is not None]
+    known = [value for value in telemetry(row, *path) if value is not None]
     return known if len(known) == row.world_size else []
 
 
@@ -370,8 +370,8 @@ def rank_means(rows: Sequence[Row], name: str, num_ranks: int) -> list[float | N
     """Return the mean of each rank's gauge over cases, weighted by time; None if no case has it."""
     pairs: list[list[tuple[float, float]]] = [[] for _ in range(num_ranks)]
     for row in rows:
-        if times_s := _telemetry(row, "elapsed_s"):
-            means = _telemetry(row, name, "mean") or _telemetry(row, name)
+        if times_s := telemetry(row, "elapsed_s"):
+            means = telemetry(row, name, "mean") or telemetry(row, name)
             for own, mean, time_s in zip(pairs, means, times_s, strict=False):
                 own += [(mean, time_s)] if mean is not None and time_s else []
     return [
@@ -380,7 +380,7 @@ def rank_means(rows: Sequence[Row], name: str, num_ranks: int) -> list[float | N
     ]  # fmt: skip
 
 
-def _telemetry(row: Row, *path: str) -> list[float | None]:
+def telemetry(row: Row, *path: str) -> list[float | None]:
     """Return a telemetry value of each rank by its path; None if it is not an amount."""
     entry: Any = row.details.get("telemetry")
     for name in path:

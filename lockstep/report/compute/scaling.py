@@ -164,6 +164,16 @@ class Series:
         return self.points[0].rows[0]
 
     @property
+    def sizes(self) -> list[int]:
+        """The world size of each point."""
+        return [point.world_size for point in self.points]
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of all points."""
+        return [row for point in self.points for row in point.rows]
+
+    @property
     def baseline(self) -> int:
         """World size of the baseline."""
         return self.base.world_size
@@ -179,7 +189,7 @@ class Series:
         """The noun of its sizes: rank; of a table device, or node if each has one device."""
         if self.row.origin == "measured":
             return "rank"
-        rows = [row for point in self.points for row in point.rows if row.world_size > 1]
+        rows = [row for row in self.rows if row.world_size > 1]
         are_nodes = rows and all(row.num_nodes == row.world_size for row in rows)
         return "node" if are_nodes else "device"
 
@@ -288,11 +298,8 @@ def _point(
 ) -> Point:
     """Return a finished point; without a base it is the baseline, whose ratios are 1."""
     row, rates = rows[0], [row.rate for row in rows]
-    rate, units, world_size = (
-        median_rate(rates),
-        replicates.independent(rows, rates),
-        row.world_size,
-    )
+    world_size, rate = row.world_size, median_rate(rates)
+    units = replicates.independent(rows, rates)
     steps = [row.step_s for row in rows if row.step_s is not None]
     step_s, pooled = median(steps) if steps else None, pooled_step_s(rows)
     times = [row.time_s for row in rows if row.time_s is not None]

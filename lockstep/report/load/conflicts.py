@@ -28,10 +28,9 @@ def find_copy(
             first = str(other.path)
             return Conflict(
                 COPY,
-                str(path),
                 f"{path}: launch {name} was already read from {first}; give each launch "
                 "once, because a copy is not a repeat",
-                values=(name, first), launches=(other.name,),
+                values=(name, first), launches=(other.name,), path=str(path),
             )  # fmt: skip
     return None
 
@@ -79,7 +78,6 @@ def _mixed_launches(launches: Sequence[Launch]) -> Iterator[Conflict]:
             first, second = usual[0].provenance.get(name), odd[0].provenance.get(name)
             yield Conflict(
                 name,
-                two_launches,
                 f"{two_launches} differ in {name} ({first} and {second}), so they are not "
                 "pooled; report the two launches separately",
                 values=(first, second), usual=usual[0].name, is_tie=len(usual) == len(odd),
@@ -122,7 +120,6 @@ def _mixed(rows: Sequence[Row], names: Iterable[str]) -> Iterator[Conflict]:
             (usual, value), (other, other_value) = most[0], others[0]
             yield Conflict(
                 name,
-                f"{usual.case}, launches {usual.launch} and {other.launch}",
                 f"case {usual.case} has {name} {value} in launch {usual.launch}, but {other_value} "
                 f"in launch {other.launch}; report the two launches separately",
                 usual.case, values=(value, other_value), usual=usual.launch,

@@ -72,7 +72,7 @@ def _not_run(folder: Path, results: Results) -> Iterator[Gap]:
     names = {launch.name for launch in own}
     measured = {str(launch.facts.get("launch", launch.name)) for launch in own} | {
         conflict.values[0] for conflict in results.conflicts
-        if conflict.fact == COPY and sources.campaign_folder(Path(conflict.where)) == folder
+        if conflict.fact == COPY and sources.campaign_folder(Path(conflict.path)) == folder
     }  # fmt: skip
     elsewhere = {launch.name for launch in results.launches} - names
     last = math.inf  # the world size at which the efficiency floor ended the ladder

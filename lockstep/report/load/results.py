@@ -180,7 +180,7 @@ class Conflict:
 
     Attributes:
         fact: A key of provenance, a field of `Row`, or `COPY`.
-        where: The two launches that differ, and the case if only one case differs.
+        path: The file of a copy.
         case: The case that differs; None if the whole launch does.
         values: The fact in the majority and in these launches.
         usual: A launch of the majority.
@@ -189,7 +189,6 @@ class Conflict:
     """
 
     fact: str
-    where: str
     message: str
     case: str | None = None
     values: tuple[Any, ...] = ()
@@ -197,6 +196,7 @@ class Conflict:
     launches: tuple[str, ...] = ()
     world_sizes: tuple[int, ...] = ()
     is_tie: bool = False
+    path: str = ""
 
     def holds(self, row: Row) -> bool:
         """Tell whether a row is in conflict; False for a copy, whose rows are not read."""
@@ -253,13 +253,6 @@ class Results:
         left_out: list[Row] = []
         for row in self.rows:
             (left_out if id(row) in odd or row.point in lost else free).append(row)
-        return free, left_out
-
-    def pooled(self) -> tuple[list[Row], list[Row]]:
-        """Do as `split`; ValueError if conflicts leave no row to pool."""
-        free, left_out = self.split()
-        if left_out and not free:
-            raise ValueError(self.conflicts[0].message)
         return free, left_out
 
     @property

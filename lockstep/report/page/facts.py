@@ -332,7 +332,7 @@ def error_lines(findings: Sequence[Finding]) -> list[str]:
 
 def why_blocked(series: Series, findings: Sequence[Finding], left_out: Sequence[Row]) -> str:
     """Return why a series has no verdict; empty if it has one."""
-    rows = [row for point in series.points for row in point.rows]
+    rows = series.rows
     rows += [row for row in left_out if row.case == series.case]
     rules = blocked_by(findings, rows)
     return f"no verdict, {evidence.blocked_text(rules)}." if rules else ""

@@ -160,7 +160,7 @@ def _run_times_s(series: Series, samples: float | None) -> dict[int, float]:
 
 def diminishing(series: Series) -> str | None:
     """Return a sentence on the first size whose added ranks gain too little, or None."""
-    sizes = [p.world_size for p in series.points]
+    sizes = series.sizes
     for below, size, gain in marginal_efficiencies(sizes, [p.rate for p in series.points]):
         if gain < WORTHWHILE:
             return (

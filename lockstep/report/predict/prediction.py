@@ -226,13 +226,13 @@ def ladder_of(series: Series, facts: dict[str, Any], findings: Iterable[Finding]
             scale *= (base.step_s or 1.0) * base.rate / work
     nodes = [{row.num_nodes for row in point.rows} for point in series.points]
     known = [n for at_size in nodes for n in at_size if n and len(at_size) == 1]
-    rows = [row for point in series.points for row in point.rows]
+    rows = series.rows
     forbidding = [
         each for each in findings if any(map(each.touches, rows))
         and (each.rule in NO_CURVE or (each.level == "error" and each.rule != "not-measured"))
     ]  # fmt: skip
     return Ladder(
-        case=series.case, sizes=[p.world_size for p in series.points],
+        case=series.case, sizes=series.sizes,
         rates=[p.rate for p in series.points], repeats=[p.rates for p in series.points],
         nodes=known if len(known) == len(nodes) else None, fixed=fixed,
         strong=row.scaling == "strong", metric=metric, unit=unit,
