@@ -593,7 +593,7 @@ def launch_disagrees(evidence: Evidence) -> Iterator[Finding]:
     for entry in evidence.entries:
         block, facts, ranked = entry.block, entry.launch.facts, hosts[entry.launch.name]
         # Nodes may share one host name; the launcher knows the number of nodes.
-        known = {
+        known: dict[str, tuple[Any, Any]] = {
             "world_size": (block.get("world_size"), facts.get("world_size")),
             "num_nodes": (block.get("num_nodes"), facts.get("num_nodes") or len(ranked) or None),
         }
