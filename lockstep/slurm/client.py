@@ -515,7 +515,6 @@ def squeue(columns: Iterable[str], *selection: str) -> list[Queued]:
 
 
 def parse_row(**texts: str) -> Queued:
-    """Return a job from squeue's texts; missing columns are empty."""
     text = dict.fromkeys(COLUMNS, "") | texts
     element = text["job_id"].partition("_")[2]
     return Queued(

@@ -170,9 +170,3 @@ def _accuracy(rows: Sequence[Row], value: Callable[[Row], float | None]) -> Pool
         return None
     over = replicates.average_seeds(list(map(seed, rows)), known)
     return Pooled(fmean(known), quantities.share_interval(over))
-
-
-def mean_accuracy(rows: Sequence[Row]) -> float:
-    """Return the mean accuracy after the last epoch; 0 if unknown."""
-    pooled = _accuracy(rows, final_accuracy)
-    return pooled.value if pooled else 0.0
