@@ -487,6 +487,13 @@ class Queued:
         return self.job_id.partition("_")[0]
 
     @property
+    def ids(self) -> list[str]:
+        """The job's id, or `ID_K` for each element of the row."""
+        if self.elements is None:
+            return [self.job_id]
+        return [f"{self.array_id}_{number}" for number in self.elements]
+
+    @property
     def is_waiting(self) -> bool:
         return self.state.name == "PENDING"
 
