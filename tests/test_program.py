@@ -261,8 +261,7 @@ def test_a_ladder_ends_after_the_size_that_misses_the_floor(written, tmp_path):
     }
     missed = floor.find_missed(folder / "launches", 4, 0.7)
     assert missed is not None
-    assert missed.world_size == 2
-    assert missed.efficiency == pytest.approx(120 / 110 / 2, rel=0.01)
+    assert missed.startswith("world size 2 reaches 5")
     claimed = json.loads((folder / "campaign.json").read_text())
     assert claimed["left_out"] == [{"world_size": 4, "num_gpus": None, "kind": "below_floor"}]
 

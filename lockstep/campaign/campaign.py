@@ -574,7 +574,6 @@ DIAGNOSE_S = 300.0  # approximate time to answer a question
 class Question:
     """A question of `lockstep diagnose`, and the measurement that answers it."""
 
-    text: str
     study: str
     from_one: bool = False  # whether one rank is also measured, for comparison
     ranks: int = 2  # least number of ranks that can answer
@@ -582,9 +581,9 @@ class Question:
 
 
 QUESTIONS = {
-    "strong": Question("training is hardly faster on more GPUs", "strong", from_one=True),
-    "straggler": Question("one rank, GPU or node may slow the others down", "weak", cpu_rounds=40),
-    "loader": Question("training steps may wait for their data", "loader", ranks=1),
+    "strong": Question("strong", from_one=True),
+    "straggler": Question("weak", cpu_rounds=40),
+    "loader": Question("loader", ranks=1),
 }
 
 

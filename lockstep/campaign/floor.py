@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +11,15 @@ from lockstep.campaign.folder import Folder
 EXIT_MISSED = 3
 
 
-@dataclass(frozen=True)
-class Missed:
-    """A world size that missed the floor, so the ladder ends after it."""
-
-    world_size: int
-    efficiency: float  # best efficiency of any case, relative to the smallest size
-    floor: float
-
-    def __str__(self) -> str:
-        return (
-            f"world size {self.world_size} reaches {100 * self.efficiency:.0f} % parallel "
-            f"efficiency, but until_efficiency is {100 * self.floor:.0f} %"
-        )
-
-
-def find_missed(launches: Path, world_size: int, floor: float) -> Missed | None:
-    """Return the smallest size below `world_size` that missed the floor, or None."""
-    below = (
-        Missed(size, value, floor)
-        for size, value in sorted(efficiencies(launches).items())
-        if size < world_size and value < floor
-    )
-    return next(below, None)
+def find_missed(launches: Path, world_size: int, floor: float) -> str | None:
+    """Return a phrase about the smallest size below `world_size` that missed the floor, or None."""
+    for size, efficiency in sorted(efficiencies(launches).items()):
+        if size < world_size and efficiency < floor:
+            return (
+                f"world size {size} reaches {100 * efficiency:.0f} % parallel "
+                f"efficiency, but until_efficiency is {100 * floor:.0f} %"
+            )
+    return None
 
 
 def find_left_out(launches: Path, claimed: Mapping[str, Any]) -> set[str]:

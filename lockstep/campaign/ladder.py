@@ -17,7 +17,7 @@ import psutil
 
 from lockstep.campaign import next as sessions
 from lockstep.campaign.campaign import Campaign, Launch, LeftOut, common_options, own_options, plan
-from lockstep.campaign.floor import Missed, find_missed
+from lockstep.campaign.floor import find_missed
 from lockstep.campaign.folder import USUAL_BUDGET_S, Folder, Outcome
 from lockstep.campaign.launcher import local_environment, pytest_command
 from lockstep.campaign.next import Ended, Hang, HangKind, LeftRank
@@ -28,6 +28,7 @@ from lockstep.core.record import KEY
 
 POLL_S = 1.0
 ORPHAN_S = 60.0
+OnProgress = Callable[[Launch, Outcome], None]
 # Least time limit of a rank between two cases, as in launch/session.py.
 LEAST_PATIENCE_S = 60.0
 
@@ -50,7 +51,6 @@ class Ladder:
         return self.results.outcome(launch.name, self.campaign.studies)
 
     def missing(self, aside: Collection[str] = ()) -> list[Launch]:
-        """Return the launches that lack a case, and those in `aside`, which will be moved."""
         return self.results.missing(self.campaign, plan(self.campaign), aside)
 
     def write_results(self) -> None:
@@ -63,8 +63,8 @@ class Ladder:
     def claim(self) -> None:
         self.results.claim(self.campaign, plan(self.campaign), self.left_out)
 
-    def find_missed(self, launch: Launch) -> Missed | None:
-        """Return a smaller world size that missed `until_efficiency`; the ladder then ends."""
+    def find_missed(self, launch: Launch) -> str | None:
+        """Return why the ladder ends: a smaller world size missed `until_efficiency`."""
         floor = self.campaign.until_efficiency
         return find_missed(self.folder / "launches", launch.world_size, floor) if floor else None
 
@@ -84,7 +84,7 @@ class Ladder:
             *("--resume", "--journal", str(self.results.journal(launch.name))), *options,
         ]  # fmt: skip
 
-    def run(self, launch: Launch, on_progress: Callable[[Launch, Outcome], None]) -> Outcome:
+    def run(self, launch: Launch, on_progress: OnProgress) -> Outcome:
         """Run sessions of a launch while each finishes a case, and return the launch's outcome."""
         follows = sessions.Next("again")
         while follows.kind == "again":
@@ -92,9 +92,7 @@ class Ladder:
             follows = sessions.decide(ended.facts)
         return replace(self.outcome(launch), ended=ended)
 
-    def _start(
-        self, launch: Launch, on_progress: Callable[[Launch, Outcome], None], options: Sequence[str]
-    ) -> Ended:
+    def _start(self, launch: Launch, on_progress: OnProgress, options: Sequence[str]) -> Ended:
         folder = self.results.launch(launch.name)
         folder.mkdir(parents=True, exist_ok=True)
         before, path = sessions.mark(folder), self.results.log_file(launch.name)
@@ -117,10 +115,7 @@ class Ladder:
         return Ended(sessions.gather(folder, before, str(hung or why)), code, hung)
 
     def _wait(
-        self,
-        process: "subprocess.Popen[bytes]",
-        launch: Launch,
-        on_progress: Callable[[Launch, Outcome], None],
+        self, process: "subprocess.Popen[bytes]", launch: Launch, on_progress: OnProgress
     ) -> Hang | None:
         """Wait until a launch ends; return a `Hang` if its journal does not grow for too long.
 
@@ -264,7 +259,6 @@ class Ladder:
 
 
 def left_ranks(torchrun_pid: int) -> tuple[LeftRank, ...]:
-    """Return the ranks of a launch on this machine that still run."""
     ranks = []
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process(torchrun_pid).children():

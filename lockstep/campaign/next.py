@@ -211,8 +211,6 @@ def gather(folder: Path, before: Mark, words: str, *, is_stop_asked: bool = Fals
 
 # kind -> phrase that a job's output adds to the exit code of srun
 _ADDED: dict[Kind, str] = {
-    "done": "",
-    "again": "",
     "failed": "; cases failed",
     "stopped": "; a stop was requested",
     "not-begun": "; no case began",
@@ -239,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         lines = [MARK + "corrupt", f"{ended}: {error}"]
     else:
         following = decide(facts)
-        words = f"{ended}{f': {why}' if why else ''}{_ADDED[following.kind]}"
+        words = f"{ended}{f': {why}' if why else ''}{_ADDED.get(following.kind, '')}"
         lines = [MARK + following.kind, words, *following.options]
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     sys.stdout.write("".join(f"{line}\n" for line in lines))

@@ -40,7 +40,7 @@ from lockstep.campaign.command import (
 )
 from lockstep.core import errors, files, journal, processes, sizes
 from lockstep.core.errors import EXIT_STOPPED
-from lockstep.core.flags import Flag, flag
+from lockstep.core.flags import flag
 from lockstep.core.formats import last_line
 from lockstep.core.journal import Journal
 from lockstep.core.processes import THREAD_VARIABLES, die_with_parent, hostname
@@ -52,9 +52,7 @@ MAX_CHARACTERS = 300
 
 Kind = Literal["exit-code", "timeout", "sanity", "missing-metric", "not-started"]
 # Why a metric is missing.
-Lack = Literal["no-match", "no-json", "no-key", "no-number", "no-file", "old-file", "not-positive"]
-
-_LACKS: dict[Lack, str] = {
+_LACKS = {
     "no-match": "the regular expression matches nothing that the program wrote",
     "no-json": "the program wrote no line of JSON",
     "no-key": "the JSON that the program wrote does not contain the key",
@@ -276,7 +274,7 @@ def _value(metric: Metric, run: Run, command: Command, marks: Mapping[str, Any])
     return value
 
 
-def _missing(metric: Metric, lack: Lack) -> RunError:
+def _missing(metric: Metric, lack: str) -> RunError:
     sentence = f"metric {metric.name!r}: {_LACKS[lack]}"
     return RunError("missing-metric", sentence, metric=metric.name, lack=lack)
 
@@ -470,9 +468,6 @@ class Driver:
 
     options: argparse.Namespace
     command: Command
-    factors: dict[str, list[Any]]
-    rounds: int
-    warmups: int
     start: Start
     source: str  # digest of the program before any run
 
@@ -482,8 +477,8 @@ class Driver:
         return dict(label.split("=", 1) for label in self.options.label)
 
     def cases(self) -> list[Case]:
-        name, rows = self.command.name, product(*self.factors.values())
-        by_name = (dict(zip(self.factors, row, strict=True)) for row in rows)
+        name, factors = self.command.name, self.options.table["factors"]
+        by_name = (dict(zip(factors, row, strict=True)) for row in product(*factors.values()))
         cases = [
             Case(f"{name}[{sizes.case_id(row)}]" if row else str(name), row) for row in by_name
         ]
@@ -529,8 +524,8 @@ class Driver:
         # The fewest threads of a case: only a case with more threads than cores gets a flag.
         threads = min(map(self.threads, self.cases()))
         facts = {
-            **self.labels, "size": options.size, "rounds": self.rounds,
-            "warmup_rounds": self.warmups,
+            **self.labels, "size": options.size, "rounds": options.table["rounds"],
+            "warmup_rounds": options.table["warmup_rounds"],
             "part": options.part and [int(part) for part in options.part.split("/")],
             "order_seed": seed, "world_size": options.world_size,
             "num_nodes": len(set(self.start.hosts)),
@@ -544,7 +539,8 @@ class Driver:
     def _measure_case(self, case: Case, position: int) -> dict[str, Any]:
         runs: list[dict[str, float]] = []
         drawn: list[dict[str, list[float]]] = []
-        for number in range(1, self.warmups + self.rounds + 1):
+        warmups = self.options.table["warmup_rounds"]
+        for number in range(1, warmups + self.options.table["rounds"] + 1):
             try:
                 values, of_run = self._run(case, number)
             except RunError as error:
@@ -556,19 +552,14 @@ class Driver:
                     "kind": "fail", "reason": str(error), "failure": error.to_dict(),
                     "causes": [asdict(cause)],
                 }  # fmt: skip
-            if number > self.warmups:
+            if number > warmups:
                 runs.append(values)
                 drawn.append(of_run)
-        flags: list[Flag] = []
-        num_threads = self._marks(case, 0)["ranks_per_node"] * self.threads(case)
-        if num_threads > (cores := len(provenance.usable_cores())):
-            flags.append(flag("oversubscribed", threads=num_threads, cores=cores))
-        launch = {
-            "position": position,
-            "workload_sha256": self.source,
-            "flags": [each.to_dict() for each in flags],
-        }
-        line = fill(self.command.line, self._marks(case, 0) | {"out": "OUT"})
+        marks, cores = self._marks(case, 0), len(provenance.usable_cores())
+        launch: dict[str, Any] = {"position": position, "workload_sha256": self.source, "flags": []}
+        if (num_threads := marks["ranks_per_node"] * self.threads(case)) > cores:
+            launch["flags"] = [flag("oversubscribed", threads=num_threads, cores=cores).to_dict()]
+        line = fill(self.command.line, marks | {"out": "OUT"})
         try:
             case_record = record(self.command, case, self.start, runs, line, launch, drawn)
             kept = journal.copy_as_json({"benchmark": entry(case, case_record)})
@@ -607,18 +598,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lockstep.campaign.program", allow_abbrev=False)
     parser.add_argument("--table", type=json.loads, required=True, help="see `common_options`")
     parser.add_argument("--world-size", type=int, required=True, help="number of ranks")
-    parser.add_argument(
-        "--under",
-        action="append",
-        default=[],
-        help="one word of the srun command that starts the ranks; repeat the option for each word",
-    )
-    parser.add_argument(
-        "--inside",
-        action="append",
-        default=[],
-        help="one word to put before the program's command line; repeat the option for each word",
-    )
+    # A word each of the srun command that starts the ranks, and of what is before the program's.
+    for name in ("--under", "--inside"):
+        parser.add_argument(name, action="append", default=[])
     # What follows is as in launch/options.py.
     parser.add_argument("--journal", type=Path, required=True)
     parser.add_argument("--label", action="append", default=[])
@@ -644,10 +626,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command = Command.model_validate(table["command"])
         source = source_sha256(command)
         starts = start(command, size, table["most_ranks"], options.under, options.inside)
-        rounds, warmups = table["rounds"], table["warmup_rounds"]
-        driver = Driver(options, command, table["factors"], rounds, warmups, starts, source)
         with closing(Journal(options.journal)) as lines:
-            code = driver.measure(lines)
+            code = Driver(options, command, starts, source).measure(lines)
     except (ValueError, RuntimeError, OSError) as error:
         errors.note(str(error))
         sys.stderr.write(f"ERROR: {error}\n")

@@ -169,7 +169,6 @@ class TimeLeft:
         self.begun_s, self.share = now_s, 0.0
 
     def left_s(self, now_s: float) -> float | None:
-        """Return the seconds left, or None if unknown."""
         known = [duration_s for own in self.durations_s.values() for duration_s in own]
         spent_s = now_s - self.begun_s
         if not (known or self.share or self.expected_s):

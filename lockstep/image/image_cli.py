@@ -9,6 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import click
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from lockstep.image import building, inspection
+from lockstep.image.inspection import check_exists, read_record, sha256
 
 IMAGE = click.argument("image", type=click.Path(path_type=Path, dir_okay=False))
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
@@ -94,11 +100,6 @@ def build(
       lockstep image build pytorch lockstep.sif --build-arg BASE=IMAGE
       lockstep image build cpu --apptainer-options '--fakeroot'
     """
-    from rich.filesize import decimal
-
-    from lockstep.image import building
-    from lockstep.image.inspection import read_record
-
     path = image or Path(Path(definition).stem + ".sif")
     plan = building.plan(definition, path, build_args, options)
     state = plan.state()
@@ -144,9 +145,6 @@ def _progress(
 
     Without a terminal each step is a plain line. Hashing a small file shows nothing.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
     console = Console(stderr=True)
     is_short = num_bytes is not None and num_bytes < BAR_FROM_BYTES
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn())
@@ -178,8 +176,6 @@ def inspect(image: Path, *, as_json: bool) -> None:
       lockstep image inspect lockstep.sif
       lockstep image inspect lockstep.sif --json
     """
-    from lockstep.image import inspection
-
     facts = inspection.facts(image)
     if facts["sha256"] is None:
         facts["sha256"] = _sha256(image)
@@ -207,8 +203,6 @@ def verify(image: Path, *, as_json: bool) -> int:
     Example:
       lockstep image verify lockstep.sif
     """
-    from lockstep.image import inspection
-
     with _progress(f"Hashing {image.name}", image.stat().st_size if image.is_file() else 0) as (
         _,
         advance,
@@ -237,8 +231,6 @@ def print_hash(image: Path) -> int:
     Example:
       lockstep image hash lockstep.sif
     """
-    from lockstep.image.inspection import check_exists, read_record
-
     check_exists(image)
     record = read_record(image)
     digest = _sha256(image)
@@ -254,7 +246,5 @@ def print_hash(image: Path) -> int:
 
 
 def _sha256(image: Path) -> str:
-    from lockstep.image.inspection import sha256
-
     with _progress(f"Hashing {image.name}", image.stat().st_size) as (_, advance):
         return sha256(image, advance)

@@ -164,10 +164,6 @@ def facts(image: Path) -> dict[str, Any]:
     """Return an image's record, labels and definition, without reading the whole file.
 
     `sha256_from` is `record`; without a record it is `file`, and `sha256` is None.
-
-    Raises:
-        ValueError: The file is not a complete image, or its record is of another file.
-        RuntimeError: Apptainer is not installed.
     """
     header = check_whole(image)
     apptainer.version()

@@ -487,6 +487,13 @@ class Queued:
         return self.job_id.partition("_")[0]
 
     @property
+    def ids(self) -> list[str]:
+        """The job's id, or `ID_K` for each element of the row."""
+        if self.elements is None:
+            return [self.job_id]
+        return [f"{self.array_id}_{number}" for number in self.elements]
+
+    @property
     def is_waiting(self) -> bool:
         return self.state.name == "PENDING"
 
@@ -515,7 +522,6 @@ def squeue(columns: Iterable[str], *selection: str) -> list[Queued]:
 
 
 def parse_row(**texts: str) -> Queued:
-    """Return a job from squeue's texts; missing columns are empty."""
     text = dict.fromkeys(COLUMNS, "") | texts
     element = text["job_id"].partition("_")[2]
     return Queued(

@@ -120,7 +120,6 @@ def read() -> Cluster:
 
 
 def parse(config: str, partitions: str, nodes: str) -> Cluster:
-    """Read a cluster from the three texts of `scontrol show`."""
     pairs = (line.partition(" = ") for line in config.splitlines() if " = " in line)
     settings = {name.strip(): value.strip() for name, _, value in pairs}
     described = [

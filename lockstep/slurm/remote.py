@@ -81,11 +81,7 @@ def split_host(args: Sequence[str]) -> tuple[str | None, list[str]]:
 def run_there(host: Host, name: str, words: Sequence[str]) -> int:
     """Copy the .toml files among `words` to the host, run the command, and fetch the results.
 
-    Returns:
-        The exit code of the command there.
-
-    Raises:
-        RuntimeError: ssh fails, or Lockstep is not installed there.
+    Returns the command's exit code there; raises RuntimeError if ssh or `lockstep` does not start.
     """
     files, there = list[Path](), list[str]()
     for word in words:

@@ -447,9 +447,7 @@ def built_in() -> dict[str, Path]:
 def load(source: str, partition: str | None = None, *, is_draft: bool = False) -> Site:
     """Read a site by its path or built-in name, for a partition; None is that of its file.
 
-    Raises:
-        ValueError: The file cannot be read, has a key or value that is not allowed, or has keys
-            to fill in and is not a draft; or the site has no such partition.
+    Keys to fill in raise ValueError, unless the site is a draft.
     """
     site = inputs.load(source, Site, built_in())
     if site.to_fill_in and not is_draft:

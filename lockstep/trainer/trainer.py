@@ -134,18 +134,7 @@ def epoch_sampler(
 
 
 class Trainer:
-    """One rank of a training run.
-
-    Args:
-        config: What to train.
-        joined: The process group of this rank.
-        on_epoch: Called on every rank with each epoch that was saved.
-
-    Raises:
-        ValueError: The configuration cannot be trained, the folder holds a run of other options,
-            or one that stopped within an epoch.
-        RuntimeError: The hardware lacks the precision, or the data is not available.
-    """
+    """One rank of a training run; `on_epoch` gets each epoch that was saved, on every rank."""
 
     def __init__(
         self, config: TrainConfig, joined: world.World, on_epoch: Callable[[Epoch], None]
@@ -195,7 +184,6 @@ class Trainer:
         self._num_restored = len(self.step_losses)
 
     def train(self) -> None:
-        """Train the epochs that are missing."""
         first = len(self.rows)
         if self.world.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -446,7 +434,6 @@ class Trainer:
         return total / num_items, correct / judged if judged else None
 
     def _sums(self, *values: torch.Tensor | float) -> list[float]:
-        """Return values summed over all ranks."""
         own = [torch.as_tensor(value, device=self.world.device).double() for value in values]
         totals = torch.stack(own)
         distributed.all_reduce(totals)
@@ -509,7 +496,6 @@ def _refuse_beyond(device: torch.device, needed: Mapping[str, int], joined: worl
 
 @contextlib.contextmanager
 def _advising(device: torch.device, pieces: int, local_batch: int) -> Iterator[None]:
-    """Add advice to an out-of-memory error."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -521,7 +507,6 @@ def _advising(device: torch.device, pieces: int, local_batch: int) -> Iterator[N
 
 
 def check_equal_parameters(checksums: Sequence[str]) -> None:
-    """Refuse a run whose ranks ended with different parameters."""
     odd = [rank for rank, checksum in enumerate(checksums) if checksum != checksums[0]]
     if odd:
         raise RankError(
@@ -538,15 +523,7 @@ def train(harness: Harness, *, seed: int | None = None, **options: Any) -> None:
     epoch saved, and ends as it would have without the interruption. The time limit of a case starts
     anew with each epoch.
 
-    Args:
-        harness: The case's view of the launch.
-        seed: Seed of parameters, order and augmentation; by default the launch's.
-        options: Fields of `TrainConfig`: workload, data, either global_batch or local_batch, ...
-
-    Raises:
-        ValueError: The options cannot be trained at this world size.
-        RuntimeError: The loss is not finite, a device has no room, the data is not available, or
-            the ranks end with unequal parameters.
+    `seed` is by default the launch's, and `options` are fields of `TrainConfig`.
     """
     skip_unless_supported(harness, options.get("precision", "fp32"))
     with contextlib.ExitStack() as stack:

@@ -462,7 +462,6 @@ def _verification_run(
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Return the world sizes of a comma-separated list, ascending."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts) or len(set(parts)) < 2:
         raise ValueError(
@@ -472,7 +471,6 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def table(checks: list[Check]) -> str:
-    """Return the checks as a table, with a verdict if all passed."""
     rows = [
         f"{check.world_size:>10}  {check.name:<10}  {'ok' if check.passed else 'FAILED':<6}  "
         f"{check.evidence}"

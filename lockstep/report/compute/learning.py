@@ -26,23 +26,16 @@ class Pooled:
 
 @dataclass(frozen=True)
 class Learned:
-    """Results of the training runs of a point.
-
-    Attributes:
-        epoch_s: Seconds of the updates of a median epoch, without warm-up epochs.
-        accuracy: Mean validation accuracy after the last epoch.
-        best: Mean validation accuracy of the best epochs.
-        target: Accuracy to reach.
-        reached_s: Seconds of training, without validation, to the end of the first epoch with the
-            target; None unless all runs reach it.
-    """
+    """Results of the training runs of a point."""
 
     num_seeds: int
-    epoch_s: Pooled
-    accuracy: Pooled | None
-    best: Pooled | None
-    target: float | None
+    epoch_s: Pooled  # seconds of the updates of a median epoch, without warm-up epochs
+    accuracy: Pooled | None  # mean validation accuracy after the last epoch
+    best: Pooled | None  # mean validation accuracy of the best epochs
+    target: float | None  # accuracy to reach
     num_reached: int
+    # Seconds of training, without validation, to the end of the first epoch with the target; None
+    # unless all runs reach it.
     reached_s: Pooled | None
 
 
@@ -169,9 +162,3 @@ def _accuracy(rows: Sequence[Row], value: Callable[[Row], float | None]) -> Pool
         return None
     over = replicates.average_seeds(list(map(seed, rows)), known)
     return Pooled(fmean(known), quantities.share_interval(over))
-
-
-def mean_accuracy(rows: Sequence[Row]) -> float:
-    """Return the mean accuracy after the last epoch; 0 if unknown."""
-    pooled = _accuracy(rows, final_accuracy)
-    return pooled.value if pooled else 0.0

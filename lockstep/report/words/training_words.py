@@ -25,12 +25,10 @@ SHORT = {
 def ordered(series: Sequence[Series]) -> list[Series]:
     """Return the series of training runs, those of the slowest device first."""
     rates: dict[object, list[float]] = {}
-    for curve in learning.select_trainings(series):
+    trainings = learning.select_trainings(series)
+    for curve in trainings:
         rates.setdefault(curve.row.factors.get("device"), []).extend(p.rate for p in curve.points)
-    return sorted(
-        learning.select_trainings(series),
-        key=lambda curve: min(rates[curve.row.factors.get("device")]),
-    )
+    return sorted(trainings, key=lambda curve: min(rates[curve.row.factors.get("device")]))
 
 
 def varied(series: Sequence[Series]) -> list[str]:
@@ -141,8 +139,6 @@ def sentences(series: Sequence[Series]) -> list[tuple[str, str]]:
     """Return label and sentence of each series of training runs, the most accurate first."""
     curves = ordered(series)
     learned, names = learning.learn(curves), varied(curves)
-    curves.sort(key=lambda curve: -learning.mean_accuracy(curve.points[-1].rows))
-    return [
-        (label(curve, names) or curve.label, sentence(curve, learned[curve.points[-1]]))
-        for curve in curves
-    ]
+    by_largest = [(curve, learned[curve.points[-1]]) for curve in curves]
+    by_largest.sort(key=lambda pair: -pair[1].accuracy.value if pair[1].accuracy else 0.0)
+    return [(label(curve, names) or curve.label, sentence(curve, own)) for curve, own in by_largest]

@@ -109,7 +109,7 @@ class Results(Folder):
     def _attempts(self) -> list[dict[str, Any]]:
         """Return each attempted submission with all its recorded keys."""
         entries: dict[str, dict[str, Any]] = {}
-        for entry in _lines(self.submissions_file):
+        for entry in read_lines(self.submissions_file):
             _check(entry, self.submissions_file)
             for name in entry.get("launches", ()):
                 self.launch(name)  # raises ValueError for a name that leads out of the folder
@@ -192,17 +192,13 @@ class Results(Folder):
             str(entry["job_id"]): {
                 name: entry[name] for name in STAGING if isinstance(entry.get(name), int | float)
             }
-            for entry in _lines(self.jobs_folder / "staging.jsonl")
+            for entry in read_lines(self.jobs_folder / "staging.jsonl")
             if "job_id" in entry
         }
 
-    def event_entries(self) -> list[dict[str, Any]]:
-        """Return the lines of the record of events, oldest first."""
-        return _lines(self.events_file)
-
     def events(self) -> dict[str, JobEvent]:
         events = {}
-        for entry in self.event_entries():
+        for entry in read_lines(self.events_file):
             try:
                 event = parse_event(entry, int(entry.get("at", 0)))
             except (ValueError, TypeError):
@@ -253,7 +249,7 @@ def append_line(path: Path, entry: Mapping[str, Any]) -> None:
         record.append(entry)
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     return journal.read(path) if path.exists() else []
 
 

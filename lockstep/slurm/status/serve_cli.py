@@ -28,7 +28,7 @@ import click
 from lockstep import content
 from lockstep.core import files
 from lockstep.slurm.status import status_page
-from lockstep.slurm.status.sent import Results, append_line, ids_by_hand, parse_event
+from lockstep.slurm.status.sent import Results, append_line, ids_by_hand, parse_event, read_lines
 from lockstep.slurm.status.standing import Board
 from lockstep.slurm.status.status_cli import expectation_options, results_of
 from lockstep.slurm.status.status_record import Wanted, record
@@ -181,7 +181,7 @@ class Inbox:
     ) -> None:
         self.results, self.key, self.on_event, self.clock = results, key, on_event, clock
         # Signature -> timestamp of each accepted event.
-        self.seen = {str(e["uuid"]): int(e.get("at", 0)) for e in results.event_entries()}
+        self.seen = {str(e["uuid"]): int(e.get("at", 0)) for e in read_lines(results.events_file)}
         self.lock = threading.Lock()
 
     def take(self, timestamp: str | None, signature: str | None, body: bytes) -> tuple[int, str]:

@@ -207,7 +207,9 @@ class Board:
             return []
         queue, accounts = None, None
         try:
-            queue = queued_elements(slurm.queue(sent.users_to_ask(self.results, jobs)))
+            rows = slurm.queue(sent.users_to_ask(self.results, jobs)).values()
+            # Elements that wait share a row.
+            queue = {job_id: row for row in rows for job_id in row.ids}
         except RuntimeError as error:
             self.failures["squeue"] = error
         # Where sbatch's answer was lost, squeue finds the job by its comment.
@@ -310,17 +312,6 @@ def _infer_state(job: Job, answers: _Answers, last_sign: float | None, now: floa
         "LOST",
         "the job has left squeue without a record, but sacct does not list it as ended",
     )
-
-
-def queued_elements(queue: Mapping[str, slurm.Queued]) -> dict[str, slurm.Queued]:
-    """Return job id (`ID_K` for an element) -> its row in squeue, which pending elements share."""
-    elements = {}
-    for job in queue.values():
-        if job.elements is None:
-            elements[job.job_id] = job
-        else:
-            elements |= {f"{job.array_id}_{number}": job for number in job.elements}
-    return elements
 
 
 def state_of(

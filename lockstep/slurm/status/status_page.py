@@ -41,12 +41,10 @@ AGES = {
     "inventory": "the cluster, from scontrol",
     "expectation": "expected values",
 }
-CONFIGURATION = {
-    "studies": "studies", "tests": "tests", "world_sizes": "world sizes", "repeats": "repeats",
-    "size": "size", "workload": "workload", "precision": "precision", "device": "device",
-    "global_batch": "global batch", "local_batch": "local batch", "rounds": "rounds",
-    "threads_per_rank": "threads per rank", "factors": "factors", "seed": "seed",
-}  # fmt: skip
+CONFIGURATION = (
+    "studies", "tests", "world_sizes", "repeats", "size", "workload", "precision", "device",
+    "global_batch", "local_batch", "rounds", "threads_per_rank", "factors", "seed",
+)  # fmt: skip
 
 
 def _summarize(record: Mapping[str, Any]) -> str:
@@ -89,7 +87,7 @@ def _warnings(record: Mapping[str, Any]) -> Iterator[str]:
 def _sections(record: Mapping[str, Any]) -> list[Panel]:
     campaign, jobs = record["campaign"], record["campaign"].get("jobs") or {}
     configuration = [
-        *_pairs(campaign, CONFIGURATION),
+        *_pairs(campaign, {key: key.replace("_", " ") for key in CONFIGURATION}),
         *_pairs(jobs, {key: f"jobs.{key}" for key in jobs if jobs[key] and key != "stage"}),
         *([f"stage {stage['name']}", f"{stage['when']}, {stage['dependency']}: {stage['command']}"]
           for stage in jobs.get("stage") or ()),

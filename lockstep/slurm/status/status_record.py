@@ -77,10 +77,7 @@ def record(
     """Return the record of a campaign's state; an array is one row of `jobs`.
 
     `folder` is the results folder as the user typed it; without `wanted` the record has only what a
-    terminal shows.
-
-    Raises:
-        ValueError: The folder's records are corrupt, or the expected values cannot be read.
+    terminal shows. Corrupt records, and expected values that cannot be read, raise ValueError.
     """
     now, scripts, typed = time.time(), results.scripts(), shlex.quote(folder)
     arrays = [list(group) for _, group in groupby(campaign.jobs, key=lambda each: each.job.uuid)]
@@ -506,11 +503,7 @@ class Expected:
 
 
 def read_expectation(path: Path) -> list[Expected]:
-    """Return the expected values of a prediction, a targets file or a table.
-
-    Raises:
-        ValueError: The file is none of these.
-    """
+    """Return the expected values of a prediction, a targets file or a table, else ValueError."""
     if path.suffix == ".toml":
         return list(_read_targets(targets.load(str(path))))
     if path.suffix == ".json":

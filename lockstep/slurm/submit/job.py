@@ -94,7 +94,6 @@ class Maker:
     """Makes the jobs of a campaign at a site."""
 
     def __init__(self, campaign: Campaign, site: Site, folder: Path) -> None:
-        """Raise ValueError if campaign, site and folder do not fit together."""
         barred = UNSAFE | (frozenset(":,") if site.container else frozenset())
         path = str(folder)
         unsafe = sorted(barred & set(path))

@@ -109,7 +109,6 @@ class Work:
         return f"{counted(num_jobs, 'job')}, {launches}: at most {self.amounts_text()}."
 
     def fit_budget(self, granted: Budget) -> "Work":
-        """Return as much of the work as fits into a budget; raise ValueError if nothing does."""
         unit = granted.unit or self.unit
         if unit == "GPU-hours" != self.unit:
             raise ValueError(
@@ -146,9 +145,6 @@ def fit(
 
     It drops, in this order: repeats down to 3, the largest world sizes, repeats down to 1. It keeps
     repeats that would save nothing. `cost` must not grow when something is dropped.
-
-    Raises:
-        ValueError: Even one repeat of the smallest world size costs more than the budget.
     """
     if cost(campaign) <= budget:
         return campaign, ()
@@ -206,12 +202,7 @@ def stored_site(results: Results) -> Site:
 
 
 def write_scripts(todo: Work, *, force: bool) -> list[Path]:
-    """Claim the folder, write the scripts and their records, and return the scripts' paths.
-
-    Raises:
-        ValueError: The folder holds other results, campaign and site do not fit, or, without
-            `force`, another script of that name exists.
-    """
+    """Claim the folder, write the scripts and their records, and return the scripts' paths."""
     scripts = dict(zip([spec.script for spec in todo.jobs], todo.scripts(), strict=True))
     texts = {todo.results.jobs_folder / LIBRARY: library(), **scripts}
     for path, text in texts.items():
@@ -247,9 +238,7 @@ def _launches(spec: JobSpec) -> list[str]:
 def submit(todo: Work) -> Iterator[tuple[JobSpec, str]]:
     """Submit the jobs for the missing launches, and yield each job with its id in Slurm.
 
-    Raises:
-        ValueError: Jobs of this folder may still write into it, or sbatch refuses the site.
-        RuntimeError: Slurm does not answer.
+    Raises ValueError if jobs may still write into the folder, or if sbatch refuses the site.
     """
     with todo.results.alone():
         refuse_unfinished(todo.results)

@@ -104,13 +104,10 @@ def _write(todo: Work, *, force: bool) -> None:
             files.write_atomically(path, sending_script(todo.jobs))
             click.echo(path)
     for number, spec in enumerate(todo.jobs):
-        click.echo(("Next: " if number == 0 else "      ") + _command(spec), err=True)
+        command = sending_command(spec.script, spec.after)
+        click.echo(("Next: " if number == 0 else "      ") + command, err=True)
     if len(todo.jobs) > 1:
         click.echo(f"  or: bash {shlex.quote(str(path))}", err=True)
-
-
-def _command(spec: JobSpec) -> str:
-    return sending_command(spec.script, spec.after)
 
 
 @click.command(cls=OverSsh)
@@ -220,15 +217,16 @@ def _send(todo: Work, *, dry_run: bool, as_json: bool) -> None:
 
 def _show(todo: Work, *, as_json: bool) -> None:
     """Print the jobs that would be submitted; warn of unfinished jobs that may measure the same."""
+    commands = [sending_command(spec.script, spec.after) for spec in todo.jobs]
     if as_json:
-        rows = [job_facts(spec) | {"command": _command(spec)} for spec in todo.jobs]
-        click.echo(json.dumps({"jobs": rows}, indent=1))
+        rows = zip(map(job_facts, todo.jobs), commands, strict=True)
+        jobs = [facts | {"command": command} for facts, command in rows]
+        click.echo(json.dumps({"jobs": jobs}, indent=1))
     else:
         for name in todo.again:
             click.echo(f"# set aside: {name}")
-        for spec, text in zip(todo.jobs, todo.scripts(), strict=True):
-            click.echo(f"# {_command(spec)}")
-            click.echo(text)
+        for command, text in zip(commands, todo.scripts(), strict=True):
+            click.echo(f"# {command}\n{text}")
         if not todo.jobs:
             click.echo("Nothing is missing.")
     if todo.results.jobs_folder.exists() and shutil.which("squeue"):
