@@ -172,7 +172,7 @@ def test_an_import_prints_how_it_reads_each_column(tmp_path):
 
 @pytest.mark.parametrize(("text", "advice"), [
     ("gpus,throughput\n1,100\n", "'throughput .samples/s.'"), ("gpus,time\n1,9\n", "'time .s.'"),
-    ("p50,images/s\n8,9\n", "column of ranks n or gpus"),
+    ("p50,images/s\n8,9\n", "column of this number n or gpus"),
     ("Nodes,time (s)\n1,100\n", "column 'Nodes' counts nodes, .* GPUs per node.*: gpus,Nodes,time"),
     ("gpus,ranks,images/s\n1,2,100\n", "both mean n"), ("gpus,time (h)\n1,12:30\n", "h:mm:ss"),
     ("gpus,nodes,gpus_per_node,img/s\n8,2,2,100\n", "2 nodes with 2"),
