@@ -88,10 +88,15 @@ def test_without_torch_one_sentence_comes_before_anything_starts(machine, tmp_pa
     assert ended.returncode == 3
     assert re.fullmatch(
         r"Error: this Python \(\S+\) lacks the packages that ranks need \(torch\); "
-        r"run pip install '/path/to/checkout\[bench\]'\n",
+        r"run lockstep in an image that has them, or run pip install '/path/\S+\[bench\]'\n",
         ended.stderr,
     )
     assert not (tmp_path / "results").exists()
+    step = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_ID": "0"}
+    step |= {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_PROCID": "3"}
+    for local, said in (("0", ended.stderr), ("1", "")):  # one sentence of each node
+        ended = machine("", sys.executable, "-m", "lockstep", "screen", SLURM_LOCALID=local, **step)
+        assert (ended.returncode, ended.stderr) == (3 if said else 0, said)
 
 
 def test_that_there_is_no_gpu_is_said_once_where_no_device_was_asked_for(machine):

@@ -5,7 +5,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,14 +25,15 @@ COUNT_TIMEOUT_S = 300.0
 TORCHRUN_OPTIONS = "PET_"
 
 
-def missing_packages() -> str:
+def missing_packages(needed: Sequence[str] = NEEDED) -> str:
     """Return a sentence about the packages that this Python lacks for ranks; empty if none."""
-    specs = {name: find_spec(name) for name in NEEDED}
+    specs = {name: find_spec(name) for name in needed}
     if absent := [name for name, spec in specs.items() if spec is None]:
         missing = ", ".join(absent)
         return (
             f"this Python ({sys.executable}) lacks the packages that ranks need "
-            f"({missing}); run pip install '/path/to/checkout[bench]'"
+            f"({missing}); run lockstep in an image that has them, or run pip install "
+            "'/path/to/checkout[bench]'"
         )
     for name, spec in specs.items():  # the user's own torch.py, for example, hides torch
         if spec is not None and spec.submodule_search_locations is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lockstep.core.processes import die_with_parent
-from lockstep.ranks.placement import integer
+from lockstep.ranks.placement import integer, placement
 
 if TYPE_CHECKING:
     from lockstep.before.screen.search import Screening
@@ -87,14 +87,22 @@ def screen(
     With --floor-gb-per-s an all-reduce over all ranks must reach this bandwidth. If the all-reduce
     is slower, the slowest node is also named.
 
-    Exit code: 0 if nothing is slow, 1 if something is slow, 2 for wrong input, 3 if the machine
-    fails.
+    Exit code: 0 if nothing is slow or the times vary too much to show it, 1 if something is slow, 2
+    for wrong input, 3 if the machine fails or torch is missing.
     """
     from lockstep.before.screen.screening import run
     from lockstep.before.screen.search import describe_floor, node_lines, page
+    from lockstep.campaign.launcher import missing_packages
 
     settings = (repeats, device, floor_gb_per_s)
     environ = None if ranks else find_rank(os.environ)
+    own = placement(environ) if environ else None
+    if absent := missing_packages(["torch"]):
+        if own and own.local_rank:
+            return 0  # the first rank of the node says it
+        raise RuntimeError(absent)
+    if not (own and own.rank):
+        click.echo("lockstep: timing devices and links; this can take minutes", err=True)
     screening = run(environ, *settings) if environ else _screen_here(ranks, *settings)
     if screening is None:
         return 0  # rank 0 reports: a launcher would end all ranks once another rank has failed
@@ -152,8 +160,6 @@ def _screen_here(
     from lockstep.campaign.next import last_words
     from lockstep.ranks.process_group import usable_cores
 
-    if absent := launcher.missing_packages():
-        raise RuntimeError(absent)
     gpus = 0 if device == "cpu" else launcher.num_gpus()
     num_ranks = num_ranks or gpus or USUAL_RANKS
     num_repeats(num_ranks, repeats)

@@ -37,7 +37,7 @@ MOST_ROUNDS = 3
 USUAL_REPEATS = 40
 # Version of a node's line of JSON, raised by each incompatible change.
 SCHEMA = 1
-# If a slowness of this fraction may stay unseen, the page tells the reader what to do.
+# If a slowness of this fraction may stay unseen, it is not shown that nothing is slow.
 NOISY = 0.2
 # Most ranks to show, the slowest ones.
 MOST_SHOWN = 32
@@ -191,6 +191,11 @@ class Screening:
     @property
     def nodes(self) -> tuple[str, ...]:
         return tuple(nodes_of(self.seats))
+
+    def slowdown_found(self, node: str | None = None) -> float:
+        """Return the slowness that would have been found even on the noisiest unit (of a node)."""
+        rows = [row for row in self.rows if node is None or node in row.nodes]
+        return max(max(SLOW / row.ratio, SHOWN / row.low) for row in rows) - 1
 
     @property
     def uncompared(self) -> tuple[Probe, ...]:
@@ -395,8 +400,11 @@ def _order(repeats: int, num_units: int) -> int:
 def node_lines(screening: Screening) -> Iterator[str]:
     for node in screening.nodes:
         slow = [finding for finding in screening.findings if node in finding.row.nodes]
+        slowdown = screening.slowdown_found(node)
+        verdict = "slow" if slow else "not-shown" if slowdown > NOISY else "not-slow"
         yield json.dumps({
-            "schema": SCHEMA, "node": node, "is_slow": bool(slow),
+            "schema": SCHEMA, "node": node, "is_slow": bool(slow), "verdict": verdict,
+            "slowdown_found": slowdown,
             "findings": [{"kind": finding.kind, **asdict(finding.row)} for finding in slow],
             "rows": [asdict(row) for row in screening.rows if node in row.nodes],
             "num_nodes": len(screening.nodes), "num_ranks": len(screening.seats),
@@ -423,15 +431,15 @@ def page(screening: Screening) -> str:
     nodes, num_ranks = screening.nodes, len(screening.seats)
     lines = [*_table(screening), "", *(finding.text for finding in screening.findings)]
     if not screening.findings:
-        # The slowness that would have been found even on the noisiest unit.
-        unseen = max(max(SLOW / row.ratio, SHOWN / row.low) for row in screening.rows) - 1
+        slowdown = screening.slowdown_found()
         lines.append(
-            "Nothing is slow. The screening would have found a device or link that is "
-            f"{percent(unseen)} % slower."
+            f"Not shown: whether something is slow. The times vary so much that a device or link "
+            f"could be up to {percent(slowdown)} % slower unseen. Screen again on an idle node, or "
+            f"with more than {screening.repeats} --repeats."
+            if slowdown > NOISY
+            else "Nothing is slow. The screening would have found a device or link that is "
+            f"{percent(slowdown)} % slower."
         )
-        if unseen > NOISY:
-            text = "To find smaller differences, screen at a quieter time, or with more --repeats."
-            lines.append(text)
     if reduced := screening.all_reduce:
         message, bandwidth = f"{reduced.num_bytes / 2**20:g} MiB", reduced.text
         lines.append(f"An all-reduce of {message} over all ranks reaches {bandwidth}.")

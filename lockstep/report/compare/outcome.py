@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median_high
 from typing import Any
 
 from lockstep.core.formats import (
@@ -69,7 +70,7 @@ class Outcome:
             else "unshown".
         counts: Number of points of each kind of `KINDS`.
         slower: The slower points, the largest change first; `faster` has the faster ones.
-        seen: The change that each noisy point would have detected with 90 % power; may be empty.
+        seen: A clause on the change that noisy points would have detected; may be empty.
     """
 
     kind: str
@@ -85,9 +86,18 @@ def outcome(points: Sequence[JudgedPair]) -> Outcome:
     by_ratio = sorted(points, key=lambda point: point[1].ratio)
     slower = [point for point in by_ratio if point[1].verdict == SLOWER]
     faster = [point for point in reversed(by_ratio) if point[1].verdict == FASTER]
-    changes = [judged.smallest_change for _, judged in points if kind_of(judged) == UNKNOWN]
-    least = max((MOST_CHANGE + 1 if change is None else change for change in changes), default=None)
-    seen = "" if least is None or least > MOST_CHANGE else f"{trimmed(100 * least, 2)} %"
+    changes = sorted(
+        MOST_CHANGE + 1 if judged.smallest_change is None else judged.smallest_change
+        for _, judged in points
+        if kind_of(judged) == UNKNOWN
+    )
+    seen = ""
+    if changes and (usual := median_high(changes)) <= MOST_CHANGE:
+        least = f"a change of {trimmed(100 * usual, 2)} % or more"
+        seen = f"{least} would have been detected 9 times in 10"
+        if (most := changes[-1]) > usual:
+            worst = f"{trimmed(100 * most, 2)} %" if most <= MOST_CHANGE else "more than 1,000 %"
+            seen += f" at the median point, and of {worst} at the noisiest"
     kind = "unshown"
     if slower or faster:
         kind = "differs"
@@ -143,6 +153,9 @@ def fact(name: str) -> str:
 def difference(comparison: Comparison) -> str:
     """Return the start of a sentence that names what differs between A and B."""
     main, every = main_differences(comparison), differences(comparison)
+    if copies := [own for own in comparison.cautions if own.kind == "copies"]:
+        shared = counted(copies[0].values["count"], "launch")
+        return f"A and B share {shared}, which cannot show a difference"
     if not main and every:
         return f"Other {listed([fact(name) for name in every], MOST_NAMED)}"
     if not main:
@@ -166,9 +179,7 @@ def sentence(summary: Outcome, margin: float) -> str:
         "blocked": "no verdict",
         "unshown": "no difference is shown",
     }[summary.kind]
-    noise = "even a large change could have gone undetected"
-    if summary.seen:
-        noise = f"a change of {summary.seen} or more would have been detected 9 times in 10"
+    noise = summary.seen or "even a large change could have gone undetected"
     counts = {
         text.format(margin=100 * margin, seen=noise): summary.counts[kind]
         for kind, (_, text) in KINDS.items()
