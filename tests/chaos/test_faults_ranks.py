@@ -44,14 +44,6 @@ def test_a_case_that_fails_on_one_rank_fails_on_all(fault, phase, blames, tmp_pa
     assert re.match(rf"rank 1 on [\s\S]*{blames}", ended.ends("fail")[FAULTY])
 
 
-def test_a_teardown_that_fails_on_one_rank_fails_on_all(tmp_path):
-    ended = ladder(tmp_path, "raise", FAULT_PHASE="teardown")
-    assert_costs_its_case_alone(ended, num_launches=1)
-    assert [own[FAULTY] for own in ended.told.values()] == [["teardown failed"]] * 2
-    said = ended.ends("fail")[FAULTY]
-    assert re.match(r"rank 1 on [\s\S]*OSError: the disk of this rank is full", said)
-
-
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [

@@ -29,6 +29,11 @@ def _sum(number, numel=4):
     return float(tensor[0])
 
 
+def _more():
+    for _ in range(2):
+        _sum(1)
+
+
 def _raise():
     raise OSError("the disk of this rank is full")
 
@@ -66,6 +71,7 @@ DEEDS = {
     "deaf": _deaf,
     "descriptors": _no_descriptors,
     "fill": _fill,
+    "more": _more,
     "exit": lambda: pytest.exit("no licence here"),
     "raise": _raise,
     "shape": lambda: _sum(1, numel=8),
@@ -114,6 +120,7 @@ def test_b_breaks(breaks, lockstep, workload, precision, local_batch):
     if not (IS_FAULTY and FAULT == "shape"):
         _agree(20, lockstep.world.world_size)
     _measure(lockstep, 30)
+    _break("after")
 
 
 @pytest.mark.cases("weak")
