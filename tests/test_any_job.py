@@ -75,9 +75,12 @@ def test_why_a_job_waits_has_its_rank_and_its_factors_if_slurm_has_them(slurm):
 
 def test_of_a_job_that_squeue_forgot_accounting_says_how_it_ended(slurm):
     slurm.say("squeue", rc=1, error="slurm_load_jobs error: Invalid job id specified")
-    slurm.say("sacct", sacct(ENDED | {"State": "FAILED", "ExitCode": "127:0"}))
+    slurm.say("sacct", sacct(ENDED | {"State": "FAILED", "ExitCode": "127:0", "End": "7200"}))
     assert asked("why 4711", slurm)["ended"]["4711"]["exit_code"] == "127:0"
-    assert "a command was not found" in ask("why 4711", slurm).stdout
+    assert re.search(
+        ", until 1970.*\n  exit code 127: a command was", ask("why 4711", slurm).stdout
+    )
+    assert "has ended or never existed; lockstep slurm eff 4711" in ask("top 4711", slurm).stderr
     slurm.say("sacct", sacct())
     assert ask("why 4711", slurm).returncode == 2
     assert ask("why laptop", slurm).returncode == 2
@@ -119,6 +122,9 @@ def test_what_a_job_used_and_what_would_do(slurm, change, step, shares, hints):
     used = (job["cpu_efficiency"], job["memory_efficiency"], job["time_efficiency"])
     assert used == pytest.approx(shares)
     assert {hint["kind"]: hint["amount"] for hint in job["hints"]} == hints
+    said = ask("eff 4711", slurm).stdout
+    assert (change.get("State", "COMPLETED") in ("COMPLETED", "TIMEOUT")) == ("Next: " in said)
+    assert ("one per task" in said) == (hints.get("cpus_idle") == 4)
 
 
 @pytest.mark.parametrize(
