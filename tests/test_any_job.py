@@ -56,8 +56,7 @@ def test_my_jobs_are_listed_by_when_they_start(slurm):
     assert not {"raw_id", "comment", "command", "elements"} & found[0].keys()  # not asked for
     assert (found[0]["name"], found[0]["elapsed_s"], found[0]["limit_s"]) == ("train|x", 120, 3600)
     assert found[2]["waits_for"] == [["afterok", "12"], ["after", "13"], ["singleton", ""]]
-    said = ask("jobs", slurm).stdout
-    assert "4711 train|x: the job has run for 2 min on n1; 58 min left" in said
+    assert "4711 train|x: the job has run for 2 min on n1; 58 min left" in ask("jobs", slurm).stdout
 
 
 def test_why_a_job_waits_has_its_rank_and_its_factors_if_slurm_has_them(slurm):
@@ -75,9 +74,10 @@ def test_why_a_job_waits_has_its_rank_and_its_factors_if_slurm_has_them(slurm):
 
 def test_of_a_job_that_squeue_forgot_accounting_says_how_it_ended(slurm):
     slurm.say("squeue", rc=1, error="slurm_load_jobs error: Invalid job id specified")
-    slurm.say("sacct", sacct(ENDED | {"State": "FAILED", "ExitCode": "127:0"}))
+    slurm.say("sacct", sacct(ENDED | {"State": "FAILED", "ExitCode": "127:0", "End": "7200"}))
     assert asked("why 4711", slurm)["ended"]["4711"]["exit_code"] == "127:0"
-    assert "a command was not found" in ask("why 4711", slurm).stdout
+    assert re.search("until 1970.*\n  exit code 127: a command", ask("why 4711", slurm).stdout)
+    assert "has ended or never existed; lockstep slurm eff 4711" in ask("top 4711", slurm).stderr
     slurm.say("sacct", sacct())
     assert ask("why 4711", slurm).returncode == 2
     assert ask("why laptop", slurm).returncode == 2
@@ -119,6 +119,9 @@ def test_what_a_job_used_and_what_would_do(slurm, change, step, shares, hints):
     used = (job["cpu_efficiency"], job["memory_efficiency"], job["time_efficiency"])
     assert used == pytest.approx(shares)
     assert {hint["kind"]: hint["amount"] for hint in job["hints"]} == hints
+    said = ask("eff 4711", slurm).stdout
+    assert (change.get("State", "COMPLETED") in ("COMPLETED", "TIMEOUT")) == ("Next: " in said)
+    assert ("one per task" in said) == (hints.get("cpus_idle") == 4)
 
 
 @pytest.mark.parametrize(
@@ -297,5 +300,4 @@ def test_an_example_runs_as_it_is_given(slurm, line, monkeypatch):
         slurm.say("squeue", squeue(RUNS), "")
         monkeypatch.setattr(time, "sleep", lambda _: None)
     ended = ask(line.removeprefix("lockstep ").removeprefix("slurm "), slurm)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout
+    assert ended.returncode == 0 and ended.stdout, ended.stderr

@@ -24,7 +24,7 @@ from lockstep.before.lint.batch import (
     step_of,
     torch_launcher,
 )
-from lockstep.before.lint.rules import Hit, Rules, Severity
+from lockstep.before.lint.rules import Hit, Rules
 from lockstep.before.lint.shell import Command, Word, base_name, split_words, tokens_of, value_of
 from lockstep.before.lint.variables import problems
 from lockstep.core import files
@@ -64,7 +64,26 @@ def one_node_only(job: Job) -> Iterator[Hit]:
     for command in job.commands if job.num_nodes() > 1 else ():
         launcher = torch_launcher(command.tokens)
         if launcher and LAUNCH.fullmatch(command.name):
-            yield Hit(command.line, f"{launcher} runs only on the first of {job.nodes} nodes")
+            fact = (
+                f"{launcher} runs only on the first of {job.nodes} nodes, so the other nodes stay "
+                "idle, or the first node waits for them for ever"
+            )
+            command_line = " ".join(["srun", *_options_of_launcher(job), launcher, "..."])
+            yield Hit(command.line, fact, f"start it on each node: {command_line}")
+
+
+def _options_of_launcher(job: Job) -> Iterator[str]:
+    """Yield srun's options for one launcher on each node, as NO-KILL and NO-CPUS ask for them."""
+    if job.directive("ntasks"):
+        yield f"--ntasks={job.nodes}"
+    yield "--ntasks-per-node=1"
+    if "SLURM_KILL_BAD_EXIT" not in job.settings:
+        yield "--kill-on-bad-exit=1"
+    cpus, tasks = job.request("cpus-per-task"), job.tasks_per_node() or 1
+    if cpus:
+        yield f"--cpus-per-task={cpus * tasks}"
+    elif job.has_gpus and not job.directive("cpus-per-gpu", "exclusive"):
+        yield "--cpus-per-task=CORES_OF_A_NODE"
 
 
 @BATCH.rule("NO-SRUN", "error",
@@ -256,13 +275,13 @@ BATCH.rule(
 RANK_VARIABLES = {"SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"}
 RANK_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "MACHINE_RANK",
               "CUDA_VISIBLE_DEVICES")  # fmt: skip
+MAX_EXAMPLE = 120  # characters of a command in a message
 RANK_OPTION = re.compile(r"--(node|machine|local|global)?[_-]?rank\b")
 
 
 @BATCH.rule("NODE-RANK-BATCH", "error",
-            "variables such as SLURM_PROCID are 0 in the batch shell, so every task gets 0",
-            "put the variable in single quotes, so that each task expands it: srun bash -c "
-            "'$SLURM_PROCID'"
+            "there the number of a node or task is always 0, and not that of each task",
+            "let each task expand the variable, between the single quotes of srun bash -c '...'"
             )  # fmt: skip
 def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
     if not job.is_batch:
@@ -285,15 +304,34 @@ def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
     for command in job.commands:
         if step_of(command) or torch_launcher(command.tokens):
             words += command.words
-    expanded: dict[int, set[str]] = {}  # line -> variables
+    expanded: dict[int, list[Word]] = {}  # line -> words
     for word in words:
-        expanded.setdefault(word.line, set()).update(RANK_VARIABLES & {*word.live})
-    for line, names in expanded.items():
-        if names:
-            variables = " and ".join(f"${name}" for name in sorted(names))
-            # With c10d the rendezvous numbers the nodes, so this number is not used.
-            severity: Severity | None = "warning" if "c10d" in job.text else None
-            yield Hit(line, f"the batch shell, not a task, expands {variables}", severity=severity)
+        if RANK_VARIABLES & {*word.live}:
+            expanded.setdefault(word.line, []).append(word)
+    launcher = next(filter(None, (torch_launcher(command.tokens) for command in job.commands)), "")
+    option = RANK_OPTION.search(job.text)
+    for line, wrong in expanded.items():
+        names = RANK_VARIABLES & {name for word in wrong for name in word.live}
+        variables, text = " and ".join(f"${name}" for name in sorted(names)), wrong[0].text
+        if " " in text:  # the text of bash -c
+            inner = text if len(text) < MAX_EXAMPLE else f"... {variables.split()[0]} ..."
+        elif re.match(r"\w+=", text):
+            inner = f"export {text}; {launcher or 'python'} ..."
+        elif launcher:
+            inner = (
+                f"{launcher} ... {text if '=' in text or not option else f'{option[0]}={text}'} ..."
+            )
+        else:
+            inner = f"python ... {text} ..."
+        fact = (
+            f"the batch shell, not a task, expands {variables}; there the number of a node or task "
+            "is always 0"
+        )
+        action = f"let each task expand it: srun bash -c '{inner}'"
+        if launcher and option:
+            action += f", or leave out {option[0]} and use --rdzv-backend=c10d"
+        # With c10d the rendezvous numbers the nodes, so this number is not used.
+        yield Hit(line, fact, action, "warning" if "c10d" in job.text else None)
 
 
 OWN_JOB = {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_ARRAY_JOB_ID"}

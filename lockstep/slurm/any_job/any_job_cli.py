@@ -1,6 +1,7 @@
 """The commands about any job and its nodes: jobs, nodes, why, eff, top and shell."""
 
 import json
+import math
 import os
 import shlex
 import time
@@ -11,7 +12,7 @@ from typing import Any
 import click
 
 from lockstep.campaign import campaign as campaigns
-from lockstep.core.formats import parse_limit
+from lockstep.core.formats import counted, parse_limit
 from lockstep.slurm import client as slurm
 from lockstep.slurm import site as sites
 from lockstep.slurm.any_job import held, node_use
@@ -63,9 +64,13 @@ def jobs(user: str | None, ended: float | None, *, as_json: bool) -> None:
     for job_id, account in over.items():
         click.echo("; ".join(line.strip() for line in held.end_lines(job_id, account)[:-1]))
     if not queued and not over:
-        click.echo(
-            f"{whose} has no pending or running job; --ended 24 shows the jobs of the last day."
-        )
+        more = "; --ended 24 shows the jobs of the last day."
+        if ended:
+            more = (
+                f", and none ended in the last {counted(math.ceil(ended), 'hour')}; --user NAME "
+                "shows another user's jobs."
+            )
+        click.echo(f"{whose} has no pending or running job{more}")
     waiting = next((job for job in queued if job.is_waiting), None)
     if waiting is not None:
         click.echo(f"Next: lockstep slurm why {waiting.array_id}")
@@ -160,10 +165,13 @@ def top(job: str, every: float | None, table: Path | None, *, as_json: bool) -> 
     queued = held.find_job(held.check_id(job))
     running = [each for each in queued if each.state.name == "RUNNING"]
     if not running:
-        state = held.job_line(queued[0]) if queued else "squeue does not list the job"
-        raise ValueError(
-            f"job {job} is not running: {state}; lockstep slurm why {job} shows the reason"
-        )
+        if queued and queued[0].state.name not in slurm.ENDED:
+            raise ValueError(
+                f"job {job} is not running: {held.job_line(queued[0])}; lockstep slurm why {job} "
+                "shows the reason"
+            )
+        known = "has ended" if queued else "is not in squeue, so it has ended or never existed"
+        raise ValueError(f"job {job} {known}; lockstep slurm eff {job} shows what it used")
     while running:  # for an array, only the first element is shown
         nodes, steps = [], []
         try:

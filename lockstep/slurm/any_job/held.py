@@ -242,14 +242,18 @@ def end_lines(job_id: str, account: Mapping[str, Any]) -> list[str]:
     if account["elapsed_s"] is not None:
         limit = "" if account["limit_s"] is None else f" of {in_words(account['limit_s'])}"
         elapsed, nodes = in_words(account["elapsed_s"]), account["nodes"] or "no node"
-        has_begun = account["elapsed_s"] or account["nodes"]
         ran = f"  the job ran {elapsed}{limit} on {nodes}"
-        lines.append(ran if has_begun else "  the job did not run")
+        if not account["elapsed_s"] and not account["nodes"]:
+            # Slurm may record an exit code, but no node, if a program failed at once.
+            is_short = state.name in ("COMPLETED", "FAILED")
+            ran = "  Slurm recorded 0 s and no node" if is_short else "  the job did not run"
+        until = "" if account["ended"] is None else f", until {date(account['ended'])}"
+        lines.append(ran + until)
     code = account["exit_code"]
     if code not in (None, "0:0") and not accounting.slurm_ended(state.name, code):
         cause = _explain_exit(code)
         is_new = cause and not any(line.endswith(cause) for line in steps)
-        lines.append(f"  exit code {code}{f': {cause}' if is_new else ''}")
+        lines.append(f"  exit code {code.removesuffix(':0')}{f': {cause}' if is_new else ''}")
     lines += steps
     if state.name in ("NODE_FAIL", "BOOT_FAIL"):
         return [*lines, "Next: lockstep slurm nodes  # shows which node is down"]
@@ -260,7 +264,8 @@ def _step_lines(account: Mapping[str, Any]) -> Iterator[str]:
     bad = account["bad_steps"]
     for step in bad[:MAX_STEPS]:
         code = "0:125" if step["state"] == "OUT_OF_MEMORY" else step["exit_code"]
-        how = _explain_exit(code) or f"the step ended as {step['state']} with exit code {code}"
+        shown = code.removesuffix(":0")
+        how = _explain_exit(code) or f"the step ended as {step['state']} with exit code {shown}"
         name = "script" if step["step"] == "batch" else f"step {step['step']}"
         yield f"  {name}: {how}"
     if len(bad) > MAX_STEPS:
@@ -307,7 +312,10 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
         request = f"--time={clock(amount)}" if "time" in kind else f"--mem={_mebibytes(amount)}"
         request += " a node" * ("memory" in kind)
         if kind == "cpus_idle":
-            yield f"  Next time: request {counted(amount, 'CPU')}, which would be enough"
+            rule = f"{MARGIN - 1:.0%} above the job's use"
+            for noun, least in (("node", account["num_nodes"]), ("task", account["num_tasks"])):
+                rule = f"one per {noun}" if amount == least else rule
+            yield f"  Next time: request {counted(amount, 'CPU')}, which would be enough: {rule}"
         elif kind.endswith("ample"):
             yield (
                 f"  Next time: request {request}, which would be enough; the job may then start "
@@ -315,6 +323,14 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
             )
         else:
             yield f"  Next time: request {request} or more, because this job was near its limit"
+    use = account["gpu_use"] or {"busy_percent": 0}  # unknown: only a next run can show it
+    share = use["busy_percent"] / 100 if account["gpu_hours"] else account["cpu_efficiency"]
+    if account["state"] in ("COMPLETED", "TIMEOUT") and share is not None and share < AMPLE:
+        yield (
+            "Next: in the next run, lockstep slurm top JOB --every 10 --csv use.csv  # shows when "
+            "GPUs and CPUs wait"
+        )
+        yield "Or: profile a step with torch.profiler, then lockstep explain PROFILE"
 
 
 def _mebibytes(num_bytes: int) -> str:
