@@ -47,12 +47,15 @@ def find_warned(findings: Iterable[Finding]) -> frozenset[Place]:
     return _points(f for f in findings if f.level == "warning" and f.rule != FLAGGED)
 
 
+def find_blocking(findings: Iterable[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.level == "error" or finding.rule in OF_SPEED]
+
+
 def blocked_by(
     findings: Iterable[Finding], rows: Iterable[Row], *, of_speed: bool = True
 ) -> list[str]:
     """Return the rules that block a verdict on these results: on speed, else on accuracy."""
-    also = OF_SPEED if of_speed else frozenset()
-    return list_touching((f for f in findings if f.level == "error" or f.rule in also), rows)
+    return list_touching((find_blocking if of_speed else errors)(findings), rows)
 
 
 def list_touching(findings: Iterable[Finding], rows: Iterable[Row]) -> list[str]:

@@ -90,12 +90,13 @@ def finish(series: Sequence[Series], findings: Sequence[Finding]) -> list[Series
     keep their ratios.
     """
     warned = checker.find_warned(findings)
+    blocking = checker.find_blocking(findings)  # warnings, which most points may have, do not block
     points: dict[int, Point] = {}
     finished: dict[int, Series] = {}
     for old in series:
         for point in old.points:
             rows = [*point.rows, *old.base.rows]
-            rules = checker.blocked_by(findings, rows) if old.row.origin != "target" else []
+            rules = checker.list_touching(blocking, rows) if old.row.origin != "target" else []
             points[id(point)] = replace(point, blocked_by=rules) if rules else point
         finished[id(old)] = replace(
             old,
