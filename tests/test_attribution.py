@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -165,6 +167,8 @@ def test_the_largest_cause_that_is_shown_bounds_a_step(kind, means):
         assert found.named[0].seconds == pytest.approx(0.3 if kind != "launch" else 0.4, abs=0.03)
     assert (found.slow and found.slow.rank) == (1 if kind == "imbalance" else None)
     assert len(card(found)) <= 12
+    late = card(replace(found, late=bound.LateInput(1, 0.5, 0.01, 2)))
+    assert ("rank 1 is late" in late[0]) is (kind != "input")
 
 
 @pytest.mark.parametrize(("running", "kinds"), [(1.0, {"exposed"}), (0.8, {"contention"})])
@@ -302,8 +306,7 @@ def test_turns_of_a_busy_machine_name_no_cause(step_s, running, kind):
     draw = np.random.default_rng(1)
     turns = noisy(draw, 1, full=[1.0], resident=[0.8], own=[0.8], running=[0.8 * running])
     found = bound.judge([turns]).rescale(step_s, None)
-    assert (found.kind, found.is_unlike) == (kind, kind == "open")
-    assert bool(found.named) is not found.is_unlike
+    assert (found.kind, found.is_unlike, not found.named) == (kind, *[kind == "open"] * 2)
     assert ("quiet machine" in card(found)[0]) is found.is_unlike
 
 

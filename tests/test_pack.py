@@ -178,7 +178,7 @@ def test_the_text_claims_only_what_was_measured_and_its_card_fits_the_page(tmp_p
     ended = run(tmp_path / "demo", *asked)
     assert "does not use these keys of [statements]: introduction\n" in ended.output
     text = (to / "proposal.md").read_text()
-    lost = "101 ms (94.7 to 107) are spent waiting for communication"
+    lost = "101 ms (94.7 to 107) of them are spent waiting for communication"
     assert f"longer than the ideal step; {lost}." in text
     assert "overlap is 10.8 % on 2 ranks, 9.2 % on 4 ranks" in text
     assert "On 4 ranks, only global batch 128 is shown to reach 70 %" in text

@@ -83,7 +83,7 @@ def test_a_size_that_is_tied_is_named_or_what_would_show_that_it_is():
     # Two equal sizes are never told apart, but a few launches more show that they are tied.
     *_, fast = choices({1: (0.95, 1.05), 2: (0.951, 1.049)})
     assert fast.world_size is None
-    assert fast.why == "about 4 launches of each size would show it"
+    assert fast.why == "about 4 launches of each size would decide"
     *_, fast = choices(dict.fromkeys((1, 2), (0.95, 1.05, 0.96, 1.04)))
     assert fast.world_size == 1
 

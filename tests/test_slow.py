@@ -76,6 +76,6 @@ def test_a_rank_is_late_whose_batches_alone_come_late(draws_s, late_rank):
     if late_rank is None:
         assert found is None
     else:
-        assert found == (LateInput(late_rank, pytest.approx(0.03), 0.0), HOSTS[late_rank])
+        assert found == (LateInput(late_rank, pytest.approx(0.03), 0.0, 2), HOSTS[late_rank])
     assert latest([row("a"), row("b", HOSTS[::-1])]) is None  # another machine in each launch
     assert latest([row("a", there_s=0.099), row("b", there_s=0.099)]) is None  # a GPU hides it

@@ -191,7 +191,7 @@ class View:
         self._time_left = TimeLeft(list(launches), time.monotonic(), expected_s)
         self._shows_first_step = not expected_s
         self._before = {launch.name: ladder.outcome(launch).measured for launch in launches}
-        self._num_ended = 0
+        self._num_ended, self._num_launches = 0, len(launches)
         console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
@@ -233,7 +233,8 @@ class View:
         others = "".join(f", {count} {what}" for what, count in counts.items() if count)
         state = "done" if outcome.complete else "not complete"
         measured = counted(outcome.measured, "case")
-        self._print(f"launch {launch.name}: {measured} measured{others}, {state}")
+        ended = f"{self._num_ended} of {counted(self._num_launches, 'launch')} ended"
+        self._print(f"launch {launch.name} {state}: {measured} measured{others}; {ended}")
 
     def _left_in_words(self) -> str:
         left_s = self._time_left.left_s(time.monotonic())

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lockstep.core.formats import number
+
 # kind -> its sentence over the flag's values; a list is shown with commas
 WORDS = {
     # flags of a launch
@@ -52,8 +54,8 @@ WORDS = {
     "the timed rounds; request as many cores as the ranks have threads",
     "straggler": "straggler: rank {rank} on {host} takes {ratio:.2f} times as long as the other "
     "ranks for its own work in a step",
-    "late-input": "late input: rank {rank} on {host} waits {wait_s:.2g} s per step for its batch, "
-    "but the other ranks wait only {others_s:.2g} s (median); check that node's file "
+    "late-input": "late input: rank {rank} on {host} waits {wait_s} per step for its batch, "
+    "but the other ranks wait only {others_s} (median); check that node's file "
     "system and cores, and that rank's share of the data",
     "own-waits": "{collectives} collectives run in each step even under no_sync(), and ranks wait "
     "for each other in them, so neither the cause of lost time nor slow ranks can be "
@@ -102,9 +104,15 @@ def _set_by_user(settings: list[str]) -> str:
     return f" (unset {variables} in the environment)"
 
 
+def _milliseconds(seconds: float) -> str:
+    return f"{number(seconds, scale=1e3)} ms"
+
+
 # How to print a field that `str` would not print well.
 _OWN: dict[tuple[str, str], Callable[[Any], str]] = {
     ("unequal-threads", "threads"): threads_at_sizes,
+    ("late-input", "wait_s"): _milliseconds,
+    ("late-input", "others_s"): _milliseconds,
     ("moved", "hosts"): lambda groups: " and ".join(map("+".join, groups)),
     ("outlier", "change"): lambda x: f"{abs(x):.0%} {'faster' if x > 0 else 'slower'}",
     ("sockets-beside-infiniband", "environment"): _set_by_user,

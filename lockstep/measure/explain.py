@@ -12,12 +12,12 @@ messages for gradients.
 import json
 import math
 import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.core.files import MIB
-from lockstep.core.formats import counted, listed, number
+from lockstep.core.formats import about, counted, listed, number
 from lockstep.core.processes import hostname
 from lockstep.machine.provenance import lockstep_version
 from lockstep.measure.causes.bound import Bound, Buckets, Kind, judge
@@ -364,7 +364,14 @@ def _measure(world: World, loop: Loop, seconds: float, reset: Callable[[], None]
     workers = loop.most_workers(world, "explain")
     first = loop.time_in_turns(world, ways, Plan(1, 1, workers), seed=0)
     once = {name: first[name][0] for name in ways}
-    plan = Plan(**world.control.settle_all("plan", once, partial(_plan, seconds, workers)))
+
+    def make_plan(of_ranks: list[dict[str, float]]) -> dict[str, int]:  # on rank 0
+        plan, expected_s = _plan(seconds, workers, of_ranks)
+        text = f"lockstep: explain measures the step for {about(expected_s)}"
+        print(text, file=sys.stderr, flush=True)  # noqa: T201, else silence
+        return plan
+
+    plan = Plan(**world.control.settle_all("plan", once, make_plan))
     steps = sum(plan.full_steps if name == "full" else plan.steps for name in {*ways} - {"reduce"})
     laps = max(round(CHUNK_STEPS / (plan.blocks * steps)), 1)
     order = variants.draw_order(world, "explain")
@@ -383,7 +390,10 @@ def _measure(world: World, loop: Loop, seconds: float, reset: Callable[[], None]
     return Part(dict(turns), leads, sizes, inner, loop.num_steps, order, laps * plan.blocks)
 
 
-def _plan(seconds: float, workers: int, of_ranks: list[dict[str, float]]) -> dict[str, int]:
+def _plan(
+    seconds: float, workers: int, of_ranks: list[dict[str, float]]
+) -> tuple[dict[str, int], float]:
+    """Return the turns of a lap, and the seconds that all laps will take."""
     slowest = {name: max(rank[name] for rank in of_ranks) for name in of_ranks[0]}
     steps = min(max(round(LEAST_TURN_S / slowest["full"]), 1), MOST_STEPS)
     full_steps = Plan(1, steps, workers).full_steps
@@ -391,4 +401,5 @@ def _plan(seconds: float, workers: int, of_ranks: list[dict[str, float]]) -> dic
     fitting = int(seconds / (LEAST_LAPS * block_s))
     blocks = next((least for least in (LAP, RUN) if least <= fitting), LEAST_BLOCKS)
     run = RUN if blocks > LEAST_BLOCKS else 1
-    return {"blocks": blocks, "steps": steps, "workers": workers, "run": run}
+    expected_s = max(seconds, LEAST_LAPS * blocks * block_s)
+    return {"blocks": blocks, "steps": steps, "workers": workers, "run": run}, expected_s

@@ -253,13 +253,14 @@ class Bound:
     exposed_bucket_s: tuple[float, ...]  # of each bucket, by the timeline; may be empty
     num_launches: int
     num_turns: int  # turns of each variant from which causes are judged
-    late: LateInput | None = None  # None for several launches
+    late: LateInput | None = None  # `judge` finds it in a single launch only
     rare: Rare | None = None
     drift: Drift | None = None
     rate: float = 0.0  # share of the turns that are set apart, see `division`
     excess: float = 0.0  # sum of the measured parts beyond the step, as a share of it
     beyond_rounds: float = 0.0  # step of the turns minus that of the rounds, as a share of it
     queued: float = 0.0  # time that ranks waited for busy cores, as a share of the step
+    has_base: bool = False  # whether `shares` are losses against a baseline
     # The step of the rounds, if that median leaves out rare work, which the mean of the turns,
     # `step_s`, contains.
     round_s: float | None = None
@@ -370,6 +371,7 @@ def judge(
         num_launches=len(launches), num_turns=pooled[division.FULL].shape[-1],
         rare=_rare(amounts, pooled, fits), drift=next(filter(None, drifts), None),
         rate=amounts["rate"].seconds, excess=excess, queued=amounts["queued"].seconds / step_s,
+        has_base=bool(bases),
     )  # fmt: skip
 
 

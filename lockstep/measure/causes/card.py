@@ -5,7 +5,16 @@ from collections.abc import Mapping, Sequence
 
 from lockstep.core.formats import counted, listed, number, percent
 from lockstep.core.metrics import NOTABLE
-from lockstep.measure.causes.bound import BOUND, LITTLE, NAMES, Bound, Change, Kind, LostCause
+from lockstep.measure.causes.bound import (
+    BOUND,
+    BUSY,
+    LITTLE,
+    NAMES,
+    Bound,
+    Change,
+    Kind,
+    LostCause,
+)
 from lockstep.measure.causes.division import LateInput
 
 MILLI = 1e3
@@ -72,7 +81,6 @@ def card(
     hosts: Sequence[str] = (),
     todo: Mapping[Kind, str] = NEXT,
     slowest: str = "",
-    latest: str = "",
 ) -> list[str]:
     """Return the lines of a step's bottleneck, the headline first.
 
@@ -81,30 +89,54 @@ def card(
         hosts: Host of each rank.
         todo: Kind -> what to do next; empty for no such line.
         slowest: Text on the slow rank of several launches; `bound` has that of one launch.
-        latest: Text on the rank of several launches whose input is late.
     """
     if bound.is_unlike:
         return [headline(bound), _row("trust", _trust(bound))]
-    if bound.late:
-        latest = late_text(bound.late, hosts[bound.late.rank] if hosts else "")
     lines = [headline(bound), *_table(bound), *_unsteady(bound)]
     if slowest:
         lines.append(_row("slow rank", slowest))
     elif bound.num_launches == 1 and any(share.cause == "exposed" for share in bound.shares):
-        lines.append(_row("slow rank", slow_text(bound, hosts) if bound.slow else "not shown"))
-    lines += [_row("input", latest)] if latest else []
+        unshown = "no rank is shown to compute more slowly than the others"
+        lines.append(_row("slow rank", slow_text(bound, hosts) if bound.slow else unshown))
+    if late := bound.late:
+        lines.append(_row("input", late_text(late, hosts[late.rank] if hosts else "")))
     lines += [*_buckets(bound), *_gains(bound)]
-    lines += [_row("next", next_text(bound.kind, todo, latest))] if todo else []
+    lines += [_row("next", next_text(bound, todo))] if todo else []
     return [*lines, _row("trust", _trust(bound))]
 
 
-def next_text(kind: Kind, todo: Mapping[Kind, str], latest: str) -> str:
-    """Return what to do next; `latest` names the rank whose input is late, if there is one."""
-    return f"look at {LATE_NEXT}" if latest and kind == "input" else todo[kind]
+def next_text(bound: Bound, todo: Mapping[Kind, str]) -> str:
+    """Return what to do next."""
+    return f"look at {LATE_NEXT}; then measure again" if first_late(bound) else todo[bound.kind]
+
+
+def first_late(bound: Bound) -> LateInput | None:
+    """Return the rank whose late input comes first; None if another cause is shown to be larger.
+
+    The other ranks wait for it, and this wait may hide the input's own share of the step.
+    """
+    late = None if bound.is_unlike else bound.late
+    largest = bound.named[0] if bound.named else None
+    if late and largest and largest.cause != "input" and largest.interval:
+        return None if largest.interval[0] > late.wait_s - late.others_s else late
+    return late
 
 
 def headline(bound: Bound) -> str:
-    """Return the bottleneck of a step in a sentence; the table has the shares, with intervals."""
+    """Return the bottleneck of a step in a sentence; the table has the shares, with intervals.
+
+    A second sentence says that ranks waited long for cores, if the first does not.
+    """
+    if bound.is_unlike or bound.kind == "contention" or bound.queued < BUSY:
+        return _bottleneck(bound)
+    waited_ms = _ms(bound.queued * bound.step_s)
+    return (
+        f"{_bottleneck(bound)} The machine was busy: ranks waited {waited_ms} ms per step for "
+        "cores. Measure again on a quiet machine, or with fewer ranks or threads."
+    )
+
+
+def _bottleneck(bound: Bound) -> str:
     step, named = f"a step takes {_ms(bound.step_s)} ms", bound.named
     if bound.round_s:
         step = f"{step} on average ({_ms(bound.round_s)} ms in the median round)"
@@ -115,8 +147,13 @@ def headline(bound: Bound) -> str:
             f"The machine {change}: {step} in the rounds, but {percent(abs(bound.beyond_rounds))} "
             f"% {longer} when causes were measured. Measure again on a quiet machine."
         )
+    if (late := first_late(bound)) and bound.kind != "input":
+        return (
+            f"The input of rank {late.rank} is late: {step}, and rank {late.rank} waits "
+            f"{_ms(late.wait_s)} ms per step for its batch. Mend this first."
+        )
     if bound.kind == "open":
-        least = percent(NOTABLE)
+        least = percent(LITTLE if bound.queued >= NOTABLE else NOTABLE)
         return (
             f"Not enough evidence: {step}, and no cause is shown to take {least} % of the step or "
             "more."
@@ -197,16 +234,18 @@ def late_text(late: LateInput, host: str) -> str:
     """Name the rank whose batches come late, and how long it waits."""
     where = f" on {host}" if host else ""
     wait, others = _ms(late.wait_s), _ms(late.others_s)
+    other = f"rank {1 - late.rank}" if late.num_ranks == 2 else "the median rank"
     return (
-        f"rank {late.rank}{where} waits {wait} ms per step for its batch, but the median rank "
-        f"waits {others} ms"
+        f"rank {late.rank}{where} waits {wait} ms per step for its batch, but {other} waits "
+        f"{others} ms"
     )
 
 
 def _buckets(bound: Bound) -> list[str]:
     """Return which gradient buckets are exposed, if exposed communication is shown."""
     exposed = bound.exposed_bucket_s
-    if not exposed or "exposed" not in {share.cause for share in bound.named}:
+    is_shown = "exposed" in {share.cause for share in bound.named}
+    if not exposed or not is_shown or first_late(bound):
         return []
     behind = [number for number, seconds in enumerate(exposed, 1) if seconds > 0]
     which = listed(behind, 4)
@@ -254,9 +293,12 @@ def _trust(bound: Bound) -> str:
         )
     if bound.queued >= NOTABLE:
         waited_s = bound.queued * bound.step_s
-        cause = "no cause" if bound.is_unlike else f"no other cause below {percent(LITTLE)} %"
+        cause = "no other cause" if bound.named else "no cause"
+        cause += "" if bound.is_unlike else f" below {percent(LITTLE)} %"
+        counted_only = " (the table counts only what exceeds the baseline)" * bound.has_base
         texts.append(
-            f"ranks waited {_ms(waited_s)} ms per step for busy cores, so {cause} is named"
+            f"ranks waited {_ms(waited_s)} ms per step for busy cores{counted_only}, so {cause} is "
+            "named"
         )
     if bound.excess >= NOTABLE:
         more = percent(bound.excess)

@@ -245,6 +245,7 @@ class LateInput:
     rank: int
     wait_s: float  # its mean wait for a batch
     others_s: float  # the mean of the median wait of the other ranks
+    num_ranks: int = 0  # 0 if unknown
 
 
 def slow_rank(own_s: Sequence[Sequence[float]]) -> SlowRank | None:
@@ -277,7 +278,7 @@ def late_input(turns: Mapping[str, Any]) -> LateInput | None:
         return None
     rank = int(np.median(waits, axis=1).argmax())
     others = np.median(np.delete(waits, rank, axis=0), axis=0)
-    late = LateInput(rank, float(waits[rank].mean()), float(others.mean()))
+    late = LateInput(rank, float(waits[rank].mean()), float(others.mean()), len(waits))
     beyond = (waits[rank] - 2 * others).tolist()
     half = metrics.half_width(beyond, 1 - FALSE_ALARM / len(waits))
     is_notable = late.wait_s - late.others_s >= metrics.NOTABLE * step_s

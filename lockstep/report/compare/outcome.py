@@ -156,6 +156,13 @@ def difference(comparison: Comparison) -> str:
     if copies := [own for own in comparison.cautions if own.kind == "copies"]:
         shared = counted(copies[0].values["count"], "launch")
         return f"A and B share {shared}, which cannot show a difference"
+    own = dict(every)
+    if "loader num_workers" in every:  # others follow from it
+        own.pop("steps_per_round", None)
+        if any(None in side for side in every.get("loader prefetch_factor", ())):
+            del own["loader prefetch_factor"]
+    if not main and len(own) == 1:
+        main = every = own
     if not main and every:
         return f"Other {listed([fact(name) for name in every], MOST_NAMED)}"
     if not main:
@@ -249,24 +256,27 @@ def advice(comparison: Comparison) -> str:
                 "find the cause."
             )
         return "Run lockstep report to see where the time of B goes."
-    noisy = [judged.spread or 0.0 for _, judged in comparison.points if judged.verdict == UNKNOWN]
+    noisy = [
+        (judged.spread or 0.0, judged.ratio)
+        for _, judged in comparison.points
+        if judged.verdict == UNKNOWN
+    ]
     if not noisy:
         return "Nothing is left to do: all points are the same within the margin."
     # At the error rate of the next look at more launches.
     error = comparison.error * comparison.look.next_share / comparison.look.share
-    needed = launches_needed(max(noisy), comparison.margin, error)
-    margin, spread = trimmed(100 * comparison.margin, 2), percent(max(noisy))
+    (most, ratio), goal = max(noisy), trimmed(100 * comparison.margin, 2)
+    goal, change = f"detect a change of {goal} %", comparison.margin
+    if (measured := max(ratio, 1 / ratio) - 1) > change:
+        goal, change = f"detect a true ratio of {as_ratio(ratio)}", measured
+    needed = launches_needed(most, change, error)
     if needed is None or needed > MOST_SENSIBLE:
         number_needed = needed or "more than 1,000"
         return (
-            f"Find what disturbs the machine: launches vary by up to {spread} %, so "
-            f"{number_needed} launches per side are needed to detect a change of {margin} % at the "
-            "noisiest point."
+            f"Find what disturbs the machine: launches vary by up to {percent(most)} %, so "
+            f"{number_needed} launches per side are needed to {goal} at the noisiest point."
         )
-    return (
-        f"Measure {needed} launches per side to detect a change of {margin} % at the noisiest "
-        "point."
-    )
+    return f"Measure {needed} launches per side to {goal} at the noisiest point."
 
 
 def change(value: float | None) -> str:

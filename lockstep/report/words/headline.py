@@ -114,7 +114,7 @@ class Headline:
         if why is None or self.loss_point is self.series.base:
             return ""
         cause = (
-            self.cause(_span(why.named[0]))
+            self.cause(f"{_span(why.named[0])} of them")
             if why.named
             else "the cause of the lost time is not shown"
         )
@@ -238,7 +238,7 @@ def choices(series: Series, threshold: float) -> list[Choice]:
     good, unshown = series.good(threshold), series.unshown(threshold)
     lacking = "no size above the baseline reaches this efficiency"
     if unshown:
-        lacking = f"{series.launches_to_show(threshold)} would show it"
+        lacking = f"{series.launches_to_show(threshold)} would decide"
     return [
         _smallest_tied("fewest device-hours", series, cheap, is_per_rank=True),
         Choice(
@@ -259,7 +259,7 @@ def _smallest_tied(purpose: str, series: Series, best: Point, is_per_rank: bool)
         if point.rows[0].origin != "measured":
             slower[point] = made["parallel_efficiency"] < 1
     if open_ := {point: limits[point] for point, known in slower.items() if known is None}:
-        return Choice(purpose, None, f"{launches_to_show(best, open_, or_tied=True)} would show it")
+        return Choice(purpose, None, f"{launches_to_show(best, open_, or_tied=True)} would decide")
     equal, *others = (point for point in series.points if not slower.get(point))
     sizes = joined([each.world_size for each in (others if equal is best else [best])])
     beside = f"statistically tied with {sizes} {series.noun}s" if others else ""

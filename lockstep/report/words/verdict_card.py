@@ -1,7 +1,7 @@
 """The bottleneck of a campaign's step as a card, and sentences on why a point falls short."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from lockstep.core.formats import capital, counted, number, percent
@@ -11,6 +11,7 @@ from lockstep.measure.causes.card import (
     LATE_NEXT,
     NEXT_OWN,
     card,
+    first_late,
     headline,
     late_text,
     next_text,
@@ -57,7 +58,7 @@ class Judged:
         same = all(row.rank_hosts == hosts for row in self.point.rows)
         slowest = slow.slowest(self.point.rows) if self.bound.num_launches > 1 else None
         slow_rank, todo = slow_text(slowest) if slowest else "", self._next() if has_next else {}
-        lines = card(self.bound, hosts if same else (), todo, slow_rank, self._latest())
+        lines = card(self.bound, hosts if same else (), todo, slow_rank)
         if self.bound.kind == "open" and any(line.startswith(" ") for line in lines):
             noisy = "  the launches are too noisy to show the cause of the lost time"
             return [lines[0], noisy, *(line for line in lines[1:] if not line.startswith(" "))]
@@ -66,8 +67,8 @@ class Judged:
     @property
     def advice(self) -> str:
         """The next action; empty if no cause is shown."""
-        text = next_text(self.bound.kind, self._next(), self._latest())
-        return text if self.bound.named else ""
+        is_known = self.bound.named or first_late(self.bound)
+        return next_text(self.bound, self._next()) if is_known else ""
 
     @property
     def is_own(self) -> bool:
@@ -76,10 +77,6 @@ class Judged:
 
     def _next(self) -> Mapping[Kind, str]:
         return NEXT_OWN if self.is_own else next_with(self.series.row.workload)
-
-    def _latest(self) -> str:
-        late = slow.latest(self.point.rows)
-        return late_text(*late) if late else ""
 
 
 def judge(series: Sequence[Series], threshold: float) -> Judged | None:
@@ -104,7 +101,10 @@ def judge_all(series: Sequence[Series], threshold: float) -> list[Judged]:
         for curve in sorted(sound(series), key=place):
             point = loss_point(curve, threshold)
             if bound := quantities.find_bottleneck(curve, point):
-                yield Judged(curve, point, bound)
+                late = slow.latest(point.rows)
+                yield Judged(
+                    curve, point, replace(bound, late=bound.late or (late[0] if late else None))
+                )
 
     def worst(card: Judged) -> tuple[float, float]:
         lost_s = max((share.seconds for share in card.bound.named), default=0.0)
