@@ -73,7 +73,10 @@ def write(
     folder = pack["to"] or first.with_name(f"{first.stem}-{programme}")
     texts.refuse_foreign(folder, force)
     panels = by_study.panels(results, chosen.shown, threshold, {})
-    method.put_basis(panels, results, chosen.shown)
+    reasons = method.recorded(results) or [f"{each.text}." for each in against[:2]]
+    more = f" {len(against)} objections are in the text." if len(against) > len(reasons) else ""
+    warning = f"No evidence: {' '.join(reasons)}{more}" if against else None
+    method.put_basis(panels, results, chosen.shown, warning)
     drawn = {spec["id"]: spec for panel in panels for spec in panel["figures"]}
     form = choices.read_form(programme)
     further = [name for section in form["sections"] for name in section.get("figures", [])]

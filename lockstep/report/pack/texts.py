@@ -195,10 +195,10 @@ def document(
     more = f"; and {len(against) - MAX_NAMED} more" if len(against) > MAX_NAMED else ""
     objections = "; ".join(objection.text for objection in against[:MAX_NAMED]) + more
     num_objections = counted(len(against), "objection")
-    despite = (
-        "These results are no evidence for a proposal. The text was written despite "
-        f"{num_objections}: {objections}."
-    )
+    despite = " ".join([
+        "These results are no evidence for a proposal.", *method.recorded(results),
+        f"The text was written despite {num_objections}: {objections}.",
+    ])  # fmt: skip
     # A figure that states its basis needs it only once.
     is_stated = any(spec.get("basis") for spec in specs)
     return {
@@ -260,7 +260,8 @@ def _milestones(plan: Mapping[str, Any]) -> Block:
         [
             line["type"], line["code"] or formats.DASH,
             *(shown(line[key]) for key in ("num_runs", "num_nodes", "num_steps")),
-            number(line["step_s"]), number(line["hours"]), exact(line["node_hours"]),
+            number(line["step_s"]) + " (given)" * (line["source"] == "given"),
+            number(line["hours"]), exact(line["node_hours"]),
         ]
         for line in plan["milestones"]
     ]  # fmt: skip
