@@ -182,11 +182,13 @@ def test_the_text_claims_only_what_was_measured_and_its_card_fits_the_page(tmp_p
     asked = ("--proposal", "development", "--work", work, "--despite", "--to", to)
     ended = run(tmp_path / "demo", *asked)
     assert "does not use these keys of [statements]: introduction\n" in ended.output
+    assert "[statements] lacks: objectives, validity, optimisation, plan\n" in ended.output
     text = (to / "proposal.md").read_text()
     for claim in (
         "longer than the ideal step; 101 ms (94.7 to 107) are spent waiting for communication.",
         "The step time of Long (0.206 s, 8 nodes) is given by the applicant and was not measured",
-        "overlap is 10.8 % on 2 ranks, 9.2 % on 4 ranks", "| 0.206 (given) |", "waits 8.00 ms per",
+        "overlap is 10.8 % on 2 ranks (95 % interval 2.4 to 19.1 %), 9.2 % on 4 ranks (95 % inter",
+        "scaling on 2 ranks, a step takes 340 ms", "| 0.206 (given) |", "waits 8.00 ms per",
         "use 4 ranks at global batch 64, where efficiency is 53.0 %, below 70 %.",
     ):  # fmt: skip
         assert claim in text

@@ -104,6 +104,9 @@ def write(
     }
     for path in texts.write(folder, *redact((text, specs, numbers))):
         click.echo(click.format_filename(path))
+    if text["missing"]:
+        missing = ", ".join(text["missing"])
+        click.echo(f"not written, because [statements] lacks: {missing}", err=True)
     if unused:
         named = ", ".join(unused)
         click.echo(
