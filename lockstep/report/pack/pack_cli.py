@@ -47,7 +47,7 @@ def write(
     """Write the pack and return 0, or print what forbids it and return 1."""
     from lockstep.report.columns import table
     from lockstep.report.pack import choices, texts
-    from lockstep.report.page import by_study
+    from lockstep.report.page import by_study, parts
     from lockstep.report.words import method, verdict_card
 
     results, series = evaluation.results, evaluation.series
@@ -81,6 +81,9 @@ def write(
     form = choices.read_form(programme)
     further = [name for section in form["sections"] for name in section.get("figures", [])]
     specs = [drawn[name] for name in (*FIGURES, *further) if name in drawn]
+    for spec in specs:
+        if spec["kind"] == "curve":
+            spec["note"] = f"{spec.get('note') or ''} {parts.MARKS}".strip()
     text = texts.document(
         form, results, chosen, work, plan, jobs, specs, against,
         verdict_card.judge(series, threshold), threshold,
