@@ -177,7 +177,8 @@ def document(
         "[[conditions]]": lambda: [_conditions(chosen, bases[0] if bases else Basis())],
     } | {name: partial(list, blocks) for name, blocks in (extra or {}).items()}  # fmt: skip
 
-    sections, missing = [], []
+    missing: list[str] = []
+    sections = []
     for section in form["sections"]:
         texts = []
         for part in section.get("parts", []):
