@@ -12,7 +12,9 @@ from lockstep.report.predict.predict_cli import predict
 from lockstep.report.report_cli import import_table
 
 KEYS = ["at", "metric", "unit", "value", "low", "high", "level", "model", "assumed"]
-KEYS += ["origin", "refused", "refusal", "warnings"]
+KEYS += ["origin", "predicted_from", "refused", "refusal", "warnings"]
+RATIOS = ("speedup", "parallel_efficiency", "step_s")
+KEYS += [name + end for name in RATIOS for end in ("", "_low", "_high")]
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +34,10 @@ def test_a_measured_ladder_is_predicted_in_samples_per_second(ladder):
     done = run(predict, ladder, "--at", 16, "--json")
     found = json.loads(done.stdout)
     assert list(found) == KEYS
-    assert found["value"] == pytest.approx(64 / 0.025, rel=1e-6)
-    assert found["low"] < found["value"] < found["high"]
-    assert (found["metric"], found["unit"]) == ("throughput", "images/s")
+    values = [found[name] for name in ("value", *RATIOS)]
+    assert values == pytest.approx([64 / 0.025, 4, 0.25, 0.025], rel=1e-6)
+    assert found["step_s_low"] < found["step_s"] < found["step_s_high"]
+    assert (found["origin"], found["unit"]) == ("predicted", "images/s")
     assert (found["level"], found["model"], found["refused"]) == (0.9, "amdahl", None)
     assert done.return_value == 0
 

@@ -47,7 +47,7 @@ def write(
     """Write the pack and return 0, or print what forbids it and return 1."""
     from lockstep.report.columns import table
     from lockstep.report.pack import choices, texts
-    from lockstep.report.page import by_study
+    from lockstep.report.page import by_study, parts
     from lockstep.report.words import method, verdict_card
 
     results, series = evaluation.results, evaluation.series
@@ -73,11 +73,17 @@ def write(
     folder = pack["to"] or first.with_name(f"{first.stem}-{programme}")
     texts.refuse_foreign(folder, force)
     panels = by_study.panels(results, chosen.shown, threshold, {})
-    method.put_basis(panels, results, chosen.shown)
+    reasons = method.recorded(results) or [f"{each.text}." for each in against[:2]]
+    more = f" {len(against)} objections are in the text." if len(against) > len(reasons) else ""
+    warning = f"No evidence: {' '.join(reasons)}{more}" if against else None
+    method.put_basis(panels, results, chosen.shown, warning)
     drawn = {spec["id"]: spec for panel in panels for spec in panel["figures"]}
     form = choices.read_form(programme)
     further = [name for section in form["sections"] for name in section.get("figures", [])]
     specs = [drawn[name] for name in (*FIGURES, *further) if name in drawn]
+    for spec in specs:
+        if spec["kind"] == "curve":
+            spec["note"] = f"{spec.get('note') or ''} {parts.MARKS}".strip()
     text = texts.document(
         form, results, chosen, work, plan, jobs, specs, against,
         verdict_card.judge(series, threshold), threshold,
@@ -101,6 +107,9 @@ def write(
     }
     for path in texts.write(folder, *redact((text, specs, numbers))):
         click.echo(click.format_filename(path))
+    if text["missing"]:
+        missing = ", ".join(text["missing"])
+        click.echo(f"not written, because [statements] lacks: {missing}", err=True)
     if unused:
         named = ", ".join(unused)
         click.echo(

@@ -9,6 +9,7 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -103,9 +104,10 @@ def document(
             for each in (plan["milestones"] if plan else ()) if each["source"] == "measured"
         ],
         "overlaps": [
-            f"{percent(share)} % on {counted(point.world_size, noun)}"
+            f"{percent(share)} % on {counted(point.world_size, noun)} ("
+            + (f"95 % interval {formats.percent_span(ends)} %)" if ends else "no interval)")
             for point in chosen.series.points if not point.blocked_by
-            if (share := quantities.pool(point.rows, "overlap")[0]) is not None
+            for share, ends in [quantities.pool(point.rows, "overlap")] if share is not None
         ],
         "num_planned": len(planned) or len(results.launches),
         "num_resumed": sum(len(each.facts.get("sessions") or []) > 1 for each in results.launches),
@@ -132,10 +134,16 @@ def document(
         (caption,), (note,) = sentences("caption", curve), sentences("baseline", curve, is_smallest)
         drawn = _point_table(curve, production, caption, _scaling_columns(curve, title), note)
         judged = headline.judge(curve, threshold)
-        lost = judged.lost if parts.sound([curve]) else ""
-        size = counted(judged.loss_point.world_size, noun)
-        text = {"kind": "text", "text": f"In {curve.row.study} scaling on {size}, {lost}."}
-        return [drawn, *([text] if lost else [])]
+        points = [production] if curve is chosen.series else []
+        points += [judged.loss_point] if judged.loss_point is not production else []
+        texts = []
+        for point in points if parts.sound([curve]) else []:
+            why = quantities.reason(curve, point)
+            if lost := replace(judged, loss_point=point, why=why).lost:
+                size = counted(point.world_size, noun)
+                text = f"In {curve.row.study} scaling on {size}, {lost}."
+                texts.append({"kind": "text", "text": text})
+        return [drawn, *texts]
 
     dated = [run for run in work.runs if run.start_month is not None]
     placed = {name for section in form["sections"] for name in section.get("figures", [])}
@@ -155,7 +163,7 @@ def document(
         "[[milestones]]": lambda: [_milestones(plan)] if plan else [],
         "[[unit_costs]]": lambda: [
             _point_table(curve, production, sentences("caption", curve)[0],
-                         _cost_columns(curve, title))
+                         _cost_columns(curve, title), "Times and hours use the mean step.")
             for curve in chosen.shown
         ],
         "[[jobs]]": lambda: [
@@ -169,6 +177,7 @@ def document(
         "[[conditions]]": lambda: [_conditions(chosen, bases[0] if bases else Basis())],
     } | {name: partial(list, blocks) for name, blocks in (extra or {}).items()}  # fmt: skip
 
+    missing: list[str] = []
     sections = []
     for section in form["sections"]:
         texts = []
@@ -178,6 +187,8 @@ def document(
                 texts += sentences(part)
             elif f"[[{part}]]" in drawn:
                 texts.append(f"[[{part}]]")
+            elif part not in work.statements:
+                missing.append(part)
             texts += [work.statements[part]] if part in work.statements else []
         blocks = [
             {"kind": "table", "note": "", "bold": None} | block for text in texts
@@ -195,10 +206,10 @@ def document(
     more = f"; and {len(against) - MAX_NAMED} more" if len(against) > MAX_NAMED else ""
     objections = "; ".join(objection.text for objection in against[:MAX_NAMED]) + more
     num_objections = counted(len(against), "objection")
-    despite = (
-        "These results are no evidence for a proposal. The text was written despite "
-        f"{num_objections}: {objections}."
-    )
+    despite = " ".join([
+        "These results are no evidence for a proposal.", *method.recorded(results),
+        f"The text was written despite {num_objections}: {objections}.",
+    ])  # fmt: skip
     # A figure that states its basis needs it only once.
     is_stated = any(spec.get("basis") for spec in specs)
     return {
@@ -208,6 +219,7 @@ def document(
         "against": despite if against else "",
         "source": f"{context['measured_on']}. {'' if is_stated else context['basis_text']}".strip(),
         "sections": sections,
+        "missing": missing,
     }
 
 
@@ -260,7 +272,8 @@ def _milestones(plan: Mapping[str, Any]) -> Block:
         [
             line["type"], line["code"] or formats.DASH,
             *(shown(line[key]) for key in ("num_runs", "num_nodes", "num_steps")),
-            number(line["step_s"]), number(line["hours"]), exact(line["node_hours"]),
+            number(line["step_s"]) + " (given)" * (line["source"] == "given"),
+            number(line["hours"]), exact(line["node_hours"]),
         ]
         for line in plan["milestones"]
     ]  # fmt: skip

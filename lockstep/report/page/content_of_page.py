@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lockstep.core.formats import capital, counted, listed, number, percent, percent_span
+from lockstep.core.formats import capital, counted, listed, percent, percent_span
 from lockstep.core.metrics import NOTABLE
 from lockstep.core.studies import LADDERS, OTHER, TITLES, TRAINING
 from lockstep.report.check import checker
@@ -67,7 +67,7 @@ def page(evaluation: Evaluation, threshold: float, command: str = "") -> dict[st
     series, shared = names.short(worst_first(evaluation.series))
     predicted = prediction.curves(by_study.ladders(series), findings)
     sections = by_study.panels(results, series, threshold, predicted)
-    method.put_basis(sections, results, series)
+    method.put_basis(sections, results, series, _band(results))
     # Panels of evidence follow those of the studies.
     sections += filter(None, (
         facts.findings_panel(findings, results),
@@ -250,24 +250,12 @@ def _verdicts(ladders: Headlines) -> list[str]:
 
 def _band(results: Results) -> str | None:
     """Return the warning above all numbers: results of CPUs, or of a recording; else None."""
-    recorded = results.campaign.get(RECORDED)
-    if not recorded:
+    texts = method.recorded(results)
+    if not texts:
         is_training = any(not row.program for row in results.rows)
         return CPU_BAND if results.on_cpus and is_training else None
-    texts = ["These results were recorded, and not measured on this machine."]
-    if recorded.get("kind") != "links":
-        return texts[0]
-    nodes = counted(int(recorded["num_nodes"]), "node")
-    rate = number(float(recorded["rate_bit_per_s"]) / 1e6)
-    texts.append(
-        f"The results are from {nodes} simulated on one machine, with links of {rate} Mbit/s."
-    )
-    if wait := recorded.get("ms_per_item"):
-        texts.append(
-            f"Ranks, DDP and network are real; each device waits {number(float(wait))} ms per "
-            "sample instead of computing."
-        )
-    return " ".join([*texts, "These results are no evidence for a proposal."])
+    no_evidence = "These results are no evidence for a proposal."
+    return " ".join([*texts, *[no_evidence] * (len(texts) > 1)])
 
 
 def _title(results: Results, series: Sequence[Series]) -> str:

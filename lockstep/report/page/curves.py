@@ -143,13 +143,16 @@ def efficiency(
         return made | {"model": model}
 
     curves = [curve(ladder) for ladder in series[:MAX_CURVES]]
-    heights = {1.0, threshold, *([WEAK_EFFICIENCY] if series[0].row.scaling == "weak" else [])}
+    heights, lines = {1.0, threshold}, f"the line at {100 * threshold:.0f} % is the threshold"
+    if series[0].row.scaling == "weak" and WEAK_EFFICIENCY not in heights:
+        heights.add(WEAK_EFFICIENCY)
+        lines += f", that at {100 * WEAK_EFFICIENCY:.0f} % a usual limit of weak scaling"
     return curve_figure(
         f"{study}-efficiency", f"{_title(study)}: parallel efficiency", "Parallel efficiency (%)",
         curves, percent=True,
         cap=CAP * max(1.0, median(y for made in curves for y in made["y"])),
         lines=[{"y": y, "label": f"{100 * y:.0f} %"} for y in sorted(heights, reverse=True)],
-        note=f"{_relative(series)}{_predicted_text(curves)}",
+        note=f"{_relative(series)} {formats.capital(lines)}.{_predicted_text(curves)}",
     )  # fmt: skip
 
 
@@ -169,6 +172,7 @@ def _step_time(study: str, series: Sequence[Series]) -> Figure:
     return curve_figure(
         f"{study}-step-time", f"{_title(study)}: step time", "Step time (ms)", curves, ideal=IDEAL,
         limit=LONGER_TEXT,
+        note=f"The line {LONGER_TEXT} is a step that takes 10 % longer than the baseline's.",
     )  # fmt: skip
 
 

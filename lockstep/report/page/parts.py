@@ -29,6 +29,13 @@ MAX_CURVES = 6
 MAX_TABLES = 80
 MAX_ROWS = 200
 
+# How curves mark launches and intervals: below them on the page, and in a pack's captions.
+MARKS = (
+    "A marker is the median over launches, and its bar is the 95 % interval of their geometric "
+    "mean. Faint dots are single launches; the dashed line is the ideal from the baseline. Lines "
+    "are drawn through three sizes or more."
+)
+
 # Two points are a difference, not a trend: a line joins three or more.
 MIN_JOINED = 3
 

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from lockstep import content
 from lockstep.core import files
+from lockstep.report.page import parts
 from lockstep.report.words import lines
 
 # A page with this line in its head is a report, and may be replaced.
@@ -83,13 +84,15 @@ def embed(data: dict[str, Any]) -> str:
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     """Return the templates of pages: all text is escaped, and an undefined name is an error."""
-    return Environment(
+    made = Environment(
         loader=FileSystemLoader(content.ROOT / "reports" / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.globals["marks"] = parts.MARKS
+    return made
 
 
 def own(name: str) -> Markup:

@@ -88,7 +88,8 @@ def predict(
     code = 0
     if at is not None:
         predicted = prediction.predict(ladder, at, level, force)
-        record, texts = predicted.record(), predict_record.prediction_text(series, predicted)
+        record = predict_record.prediction_record(series, predicted)
+        texts = predict_record.prediction_text(series, predicted)
         code = 1 if predicted.refusal else 0
     elif wrong:
         rules = list(dict.fromkeys(finding.rule for finding in wrong))

@@ -140,8 +140,11 @@ def _run_times_s(series: Series, samples: float | None) -> dict[int, float]:
     In weak scaling a run's work grows with the ranks, so its time follows from `samples` alone.
     """
     if samples is not None:
-        rates = {p.world_size: p.throughput_samples_per_s for p in series.points}
-        times = {size: samples / rate for size, rate in rates.items() if rate}
+        # As costs do, these use the mean step, which is longer than the median if rounds stall.
+        times = {
+            p.world_size: samples / p.throughput_samples_per_s * (p.mean_over_median or 1.0)
+            for p in series.points if p.throughput_samples_per_s
+        }  # fmt: skip
         lacks = (
             "--samples needs a throughput in samples, which this series lacks; choose the rule "
             "efficiency or fastest"
@@ -239,7 +242,9 @@ def record(
             {"world_size": break_.world_size, "kind": break_.kind, "what": break_.text}
             for break_ in ladder.breaks
         ],
-        "expected": predict(ladder, FARTHEST * ladder.sizes[-1], level).record(),
+        "expected": prediction_record(
+            series, predict(ladder, FARTHEST * ladder.sizes[-1], level)
+        ),
         "recommendation": dict(advice), "blocked_by": [],
         "diminishing_returns": diminishing(series),
         "next_step": next_step(series),
@@ -268,24 +273,50 @@ def name_of(series: Series) -> str:
     return f"{series.row.study} {series.label}" if measured else series.label
 
 
+def _ratios(series: Series, prediction: Prediction) -> dict[str, list[float]]:
+    """Return speed-up, efficiency and step time (if known): the value, then its interval."""
+    ladder, at = prediction.ladder, prediction.at
+    if prediction.refusal:
+        return {}
+    assert prediction.value and prediction.low and prediction.high
+    rates = [ladder.rate(at, x) for x in (prediction.value, prediction.low, prediction.high)]
+    rates = [rates[0], min(rates), max(rates)]
+    gains = [rate / series.base.rate for rate in rates]
+    found = {
+        "speedup": gains, "parallel_efficiency": [gain * series.baseline / at for gain in gains]
+    }  # fmt: skip
+    if ladder.value_work is None and ladder.time_noun == "step":
+        work = 1 if ladder.fixed == "global" else at
+        step_s, slow, fast = (work / rate * ladder.time_scale_s for rate in rates)
+        found["step_s"] = [step_s, fast, slow]
+    return found
+
+
+def prediction_record(series: Series, prediction: Prediction) -> dict[str, Any]:
+    """Return a prediction as JSON, with its speed-up, efficiency and step time."""
+    ratios = _ratios(series, prediction)
+    return prediction.record() | {
+        name + suffix: ratios[name][index] if name in ratios else None
+        for name in ("speedup", "parallel_efficiency", "step_s")
+        for index, suffix in enumerate(("", "_low", "_high"))
+    }
+
+
 def prediction_text(series: Series, prediction: Prediction) -> list[str]:
     """Return the lines that state the prediction of one size, or why it is refused."""
     ladder, at = prediction.ladder, prediction.at
     if prediction.refusal:
         return [f"not predicted: {prediction.refusal.text}", *_assumed(ladder)]
     assert prediction.value and prediction.low and prediction.high and prediction.model
-    rates = [ladder.rate(at, x) for x in (prediction.value, prediction.low, prediction.high)]
-    rate, *ends = rates[0], min(rates), max(rates)
-    gains = [x / series.base.rate for x in (rate, *ends)]
-    shares = [gain * series.baseline / at for gain in gains]
+    ratios = _ratios(series, prediction)
+    (gain, *gains), (share, *shares) = ratios["speedup"], ratios["parallel_efficiency"]
     base = counted(series.baseline, series.noun)
     also = [
-        f"speed-up over {base}: {ratio(gains[0])} ({ratio_span((gains[1], gains[2]))})",
-        f"parallel efficiency: {percent(shares[0])} % ({percent_span((shares[1], shares[2]))})",
+        f"speed-up over {base}: {ratio(gain)} ({ratio_span((gains[0], gains[1]))})",
+        f"parallel efficiency: {percent(share)} % ({percent_span((shares[0], shares[1]))})",
     ]
-    if ladder.value_work is None and ladder.time_noun == "step":
-        work = 1 if ladder.fixed == "global" else at
-        step_s, slow, fast = (work / x * ladder.time_scale_s for x in (rate, *ends))
+    if "step_s" in ratios:
+        step_s, fast, slow = ratios["step_s"]
         also.append(f"step time: {number(step_s, scale=1e3)} ms ({span((fast, slow), 1e3)})")
     used = ladder.sizes[used_from(ladder) :] if at > ladder.sizes[-1] else ladder.sizes
     lines = [
@@ -343,7 +374,8 @@ def text(
         held_out = listed(ranked[0].held_out)
         curves = "published curves"
         if held_out:
-            curves = f"published curves and the held-out sizes {held_out}"
+            sizes = counted(len(ranked[0].held_out), "held-out size").partition(" ")[2]
+            curves = f"published curves and the {sizes} {held_out}"
         lines.append("")
         lines.append(
             "each rule below continues the curve; its error is its mean error in predicting twice "
@@ -384,4 +416,5 @@ def text(
     size = "no size" if best is None else counted(best, series.noun)
     lines.append(f"recommended: {size} ({advice['rule']}): {advice['why']}{origin}")
     tail = (record["diminishing_returns"], record["next_step"]["text"])
+    lines.append("by other measures, which do not change this recommendation:")
     return [*lines, *filter(None, tail)]

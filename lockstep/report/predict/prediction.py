@@ -311,7 +311,7 @@ class Prediction:
         return {
             "at": self.at, "metric": ladder.metric, "unit": ladder.unit, "value": self.value,
             "low": self.low, "high": self.high, "level": self.level, "model": self.model,
-            "assumed": ladder.assumed, "origin": ladder.origin,
+            "assumed": ladder.assumed, "origin": "predicted", "predicted_from": ladder.origin,
             "refused": reason.text if reason else None,
             "refusal": asdict(reason) if reason else None,
             "warnings": list(self.warnings),

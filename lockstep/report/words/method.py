@@ -4,10 +4,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lockstep.core import formats, record
-from lockstep.core.formats import counted, listed
+from lockstep.core.formats import counted, listed, number
 from lockstep.core.record import Basis
 from lockstep.core.studies import TRAINING
 from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.load.recorded import KEY as RECORDED
 from lockstep.report.load.results import Results, Row
 
 NOT_RECORDED = (
@@ -94,6 +95,26 @@ def _contents(basis: Basis) -> str:
     return ", ".join(filter(None, (data, timed, optimizer)))
 
 
+def recorded(results: Results) -> list[str]:
+    """Return sentences on what a recorded campaign was measured on; empty if it is not one."""
+    facts = results.campaign.get(RECORDED)
+    if not facts:
+        return []
+    texts = ["These results were recorded, and not measured on this machine."]
+    if facts.get("kind") == "links":
+        nodes = counted(int(facts["num_nodes"]), "node")
+        rate = number(float(facts["rate_bit_per_s"]) / 1e6)
+        texts.append(
+            f"The results are from {nodes} simulated on one machine, with links of {rate} Mbit/s."
+        )
+        if wait := facts.get("ms_per_item"):
+            texts.append(
+                f"Ranks, DDP and network are real; each device waits {number(float(wait))} ms per "
+                "sample instead of computing."
+            )
+    return texts
+
+
 def nodes(rows: Iterable[Row]) -> str:
     """Return the largest number of nodes of the measured rows, as text."""
     known = (row.num_nodes for row in rows if row.num_nodes and row.origin == "measured")
@@ -109,10 +130,12 @@ def basis_sentences(rows: Sequence[Row]) -> list[str]:
 
 
 def put_basis(
-    sections: Sequence[dict[str, Any]], results: Results, series: Sequence[Series]
-) -> None:
+    sections: Sequence[dict[str, Any]], results: Results, series: Sequence[Series],
+    warning: str | None,
+) -> None:  # fmt: skip
     """Add lines on steps and machine to each figure as `basis`; it may be saved alone.
 
+    The warning, that results are no evidence, comes first in figures of measurements.
     A section without measured cases of its study has the lines of all measured cases.
     """
     measured = [curve for curve in series if curve.row.origin == "measured"]
@@ -120,7 +143,8 @@ def put_basis(
         own = [curve for curve in measured if curve.row.study == section["id"]] or measured
         rows = [row for curve in own for point in curve.points for row in point.rows]
         imported = IMPORTED.get(section["origin"])
-        texts = [imported] if imported else [*basis_sentences(rows), *_machine(results, rows)]
+        texts = [*filter(None, [warning]), *basis_sentences(rows), *_machine(results, rows)]
+        texts = [imported] if imported else texts
         for figure in section["figures"]:
             figure["basis"] = texts
 
