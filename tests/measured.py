@@ -17,12 +17,7 @@ ROOT = Path(__file__).parents[1]
 CAMPAIGNS = {
     "fp32": {"studies": ["strong", "weak", "bucket", "collective"], "repeats": 3},
     "bf16": {"studies": ["strong", "weak"], "repeats": 2, "precision": "bf16"},
-    "batch": {
-        "studies": ["strong", "weak"],
-        "repeats": 2,
-        "global_batch": 128,
-        "local_batch": 64,
-    },
+    "batch": {"studies": ["strong", "weak"], "repeats": 2, "global_batch": 128, "local_batch": 64},
 }
 SHARED = {"schema": 1, "world_sizes": [1, 2], "size": "smoke", "threads_per_rank": 1}
 PATIENCE_S = 600

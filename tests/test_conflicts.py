@@ -1,13 +1,5 @@
 import pytest
-from data.report_samples import (
-    CASE,
-    document,
-    one_launch,
-    provenance,
-    record,
-    unequal_tree,
-    write,
-)
+from data.report_samples import CASE, document, one_launch, provenance, record, unequal_tree, write
 
 from lockstep.core.flags import flag
 from lockstep.report.check.checker import check, errors
@@ -48,8 +40,7 @@ def test_one_case_name_with_two_meanings_is_refused(tmp_path, change, name):
 
 
 @pytest.mark.parametrize(
-    ("batches", "compared"),
-    [({1: 32, 2: 32, 4: 16}, [1, 2]), ({2: 16, 4: 8}, [])],
+    ("batches", "compared"), [({1: 32, 2: 32, 4: 16}, [1, 2]), ({2: 16, 4: 8}, [])]
 )
 def test_a_smaller_batch_than_asked_for_is_seen_and_compared_with_nothing(
     tmp_path, batches, compared

@@ -47,8 +47,7 @@ def test_what_is_near_its_limit_passes_and_the_rest_is_warned_of(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("idle", "launches", "verdict"),
-    [(0.03, 3, "pass"), (0.3, 3, "warn"), (0.03, 1, "not shown")],
+    ("idle", "launches", "verdict"), [(0.03, 3, "pass"), (0.3, 3, "warn"), (0.03, 1, "not shown")]
 )
 def test_the_best_loader_setting_may_leave_a_step_waiting_for_less_than_5_per_cent(
     tmp_path, idle, launches, verdict

@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 from lockstep.before.doctor import cluster_checks
 from lockstep.before.doctor.machine_checks import Subject
 from lockstep.before.init import init_cli
-from lockstep.before.init.drafts import (
-    Surroundings,
-    choose,
-    cluster_campaign,
-    ladder,
-    site_file,
-)
+from lockstep.before.init.drafts import Surroundings, choose, cluster_campaign, ladder, site_file
 from lockstep.campaign import campaign as campaigns
 from lockstep.slurm import associations
 from lockstep.slurm import cluster as clusters

@@ -145,9 +145,7 @@ EXAMPLES = {
     "DEBUG-IN-TIMING": (f"{SRUN} env NCCL_DEBUG=TRACE python a.py\n", "export NCCL_DEBUG=WARN\n"),
 }  # fmt: skip
 # those that are about the head itself
-WHOLE = {
-    "CRLF": (HEAD.replace("\n", "\r\n"), HEAD),
-}
+WHOLE = {"CRLF": (HEAD.replace("\n", "\r\n"), HEAD)}
 INTERFACES = ("lo", "eth0")
 
 

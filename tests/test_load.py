@@ -5,14 +5,7 @@ import shutil
 from functools import reduce
 
 import pytest
-from data.report_samples import (
-    CASE,
-    document,
-    one_launch,
-    read_or_refused,
-    record,
-    write,
-)
+from data.report_samples import CASE, document, one_launch, read_or_refused, record, write
 from planted import ranks
 
 from lockstep.core.record import KEY, case_name

@@ -138,8 +138,7 @@ def test_what_is_slower_than_it_could_be(text, hosts, fabrics, found):
 
 
 @pytest.mark.parametrize(
-    ("asked", "listens"),
-    [({"NCCL_DEBUG": "warn"}, True), ({"NCCL_DEBUG": "INFO"}, False)],
+    ("asked", "listens"), [({"NCCL_DEBUG": "warn"}, True), ({"NCCL_DEBUG": "INFO"}, False)]
 )
 def test_it_listens_unless_other_logs_are_asked_for(tmp_path, asked, listens):
     environ = dict(asked)

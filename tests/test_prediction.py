@@ -121,8 +121,7 @@ def test_a_ladder_gives_back_the_values_of_its_table(table, at, kind):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "at", "measure"),
-    [((1, 2), 16, (4,)), ((1, 8), 2, (4,)), ((1, 2), 4, ())],
+    ("sizes", "at", "measure"), [((1, 2), 16, (4,)), ((1, 8), 2, (4,)), ((1, 2), 4, ())]
 )
 def test_too_few_sizes_are_refused_even_by_force_and_never_is_the_asked_one_to_be_measured(
     sizes, at, measure

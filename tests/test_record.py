@@ -100,12 +100,7 @@ def test_the_schema_names_every_key_of_the_block():
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"schema": 2},
-        {"world_size": 0},
-        {"rank_round_s": [1.0, 2.0]},
-        {"mean_mfu": -0.1},
-    ],
+    [{"schema": 2}, {"world_size": 0}, {"rank_round_s": [1.0, 2.0]}, {"mean_mfu": -0.1}],
     ids=str,
 )
 def test_the_schema_refuses(change):

@@ -64,11 +64,7 @@ def test_a_recording_keeps_the_results_and_is_the_same_bytes_each_time(
 
 
 @pytest.mark.parametrize(
-    "document",
-    [
-        {"campaign": {"recorded": {}}, "launches": {"../w1": {}}},
-        [],
-    ],
+    "document", [{"campaign": {"recorded": {}}, "launches": {"../w1": {}}}, []]
 )
 def test_what_is_no_recording_is_refused(document, tmp_path):
     path = tmp_path / "other.json.gz"

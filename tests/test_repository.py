@@ -38,9 +38,7 @@ MAY_IMPORT = {
     },
     "image": {"core", "content", "machine"},
     "slurm": {"core", "content", "campaign", "machine", "image", "report", "report.tracker"},
-    "before": {
-        *("core", "content", "ranks", "measure", "campaign", "machine", "image", "slurm"),
-    },
+    "before": {*("core", "content", "ranks", "measure", "campaign", "machine", "image", "slurm")},
     "report": {"core", "content", "measure.causes", "report.profiles"},
     # A roofline needs the peaks of the datasheets, which import no torch.
     "report.profiles": {"core", "machine", "measure.causes"},

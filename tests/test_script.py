@@ -96,10 +96,7 @@ def test_a_script_equals_its_golden_file(name):
 @pytest.mark.parametrize(
     ("keys", "line"),
     [
-        (
-            {"gpu_type": None, "gpu_types": ["a100", "h100"]},
-            "#SBATCH --constraint=[a100|h100]",
-        ),
+        ({"gpu_type": None, "gpu_types": ["a100", "h100"]}, "#SBATCH --constraint=[a100|h100]"),
         (
             {"cpu_bind": "verbose,cores", "mpi": "pmix", "srun_options": ["--label"]},
             "srun_options=('--cpu-bind=verbose,cores' --mpi=pmix --label)",

@@ -78,12 +78,7 @@ def test_a_global_batch_is_shared_out_whole_or_refused_with_one_that_can_be(batc
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "least"),
-    [
-        ("rounds", 0, 1),
-        ("local_batch", -4, 1),
-        ("warmup_rounds", -1, 0),
-    ],
+    ("name", "value", "least"), [("rounds", 0, 1), ("local_batch", -4, 1), ("warmup_rounds", -1, 0)]
 )
 def test_a_count_that_is_not_positive_is_refused(name, value, least):
     with pytest.raises(ValueError, match=rf"^{name}={value} must be {least} or more$"):

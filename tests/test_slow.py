@@ -44,10 +44,7 @@ def test_on_one_host_the_rank_is_named_and_no_host_is_left_out():
     assert "--exclude" not in said
 
 
-@pytest.mark.parametrize(
-    ("slow_cases", "num_cases", "is_slow"),
-    [(1, 2, False), (3, 4, True)],
-)
+@pytest.mark.parametrize(("slow_cases", "num_cases", "is_slow"), [(1, 2, False), (3, 4, True)])
 def test_a_rank_is_slow_where_most_cases_of_a_launch_show_it(slow_cases, num_cases, is_slow):
     rows = [
         Row(f"w2-r{repeat}", f"case{case}", "other", "w", 2, 1.0, step_s=1.0, rank_variant_s={

@@ -279,11 +279,7 @@ def test_limits_count_all_that_stages_and_ladders_ask_for(limit, expected):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("r0", {"jobs": {"share_job": False}}),
-        ("c2", {"jobs": {"chain": 2}}),
-    ],
+    ("name", "changes"), [("r0", {"jobs": {"share_job": False}}), ("c2", {"jobs": {"chain": 2}})]
 )
 def test_a_stage_takes_the_name_of_no_other_job(name, changes):
     asked = changes.get("jobs", {}) | {"stage": [stage(name)]}

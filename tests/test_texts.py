@@ -25,10 +25,7 @@ def test_a_duration_is_read_as_slurm_and_its_users_write_it(text, seconds):
     assert formats.parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(86399, "23:59:59"), (183845, "2-03:04:05")],
-)
+@pytest.mark.parametrize(("seconds", "text"), [(86399, "23:59:59"), (183845, "2-03:04:05")])
 def test_a_time_limit_is_written_as_it_is_read(seconds, text):
     assert formats.clock(seconds) == text
     assert formats.parse_limit(text) == seconds

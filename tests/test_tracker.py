@@ -209,8 +209,7 @@ def test_a_run_that_is_refused_keeps_no_other_back(folder):
 
 
 @pytest.mark.parametrize(
-    ("code", "kind"),
-    [("INVALID_PARAMETER_VALUE", "refused"), ("INTERNAL_ERROR", "out-of-reach")],
+    ("code", "kind"), [("INVALID_PARAMETER_VALUE", "refused"), ("INTERNAL_ERROR", "out-of-reach")]
 )
 def test_a_refusal_by_mlflow_is_not_called_out_of_reach(code, kind):
     exceptions = needed("mlflow.exceptions")

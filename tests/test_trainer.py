@@ -328,10 +328,7 @@ def test_tasks_that_srun_started_without_a_launcher_do_not_each_train_alone(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "sizes"),
-    [("4, 1,2", [1, 2, 4]), ("1", None), ("1,two", None)],
-)
+@pytest.mark.parametrize(("text", "sizes"), [("4, 1,2", [1, 2, 4]), ("1", None), ("1,two", None)])
 def test_world_sizes_are_two_or_more_in_order(text, sizes):
     if sizes is not None:
         assert cli.parse_sizes(text) == sizes

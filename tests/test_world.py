@@ -60,10 +60,7 @@ def test_a_place_comes_from_the_launchers_variables(environ, expected):
             SLURM | {"LOCKSTEP_LAUNCHER": "slurm", "SLURM_PROCID": "9"},
             r"each other; start the ranks with srun \(",
         ),
-        (
-            TORCHRUN | {"RANK": "4"},
-            r"^RANK=4, LOCAL_RANK=1, WORLD_SIZE=4 and 2 .* contradict",
-        ),
+        (TORCHRUN | {"RANK": "4"}, r"^RANK=4, LOCAL_RANK=1, WORLD_SIZE=4 and 2 .* contradict"),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "5"}, r"^RANK=3, .* and 5 ranks per node contradict"),
         ({"RANK": "0"}, r"^WORLD_SIZE is not set, although .*; start the ranks with torchrun, or"),
         ({"LOCKSTEP_LAUNCHER": "slurm"}, r"^SLURM_NTASKS is not set, although "),

@@ -34,7 +34,9 @@ class Study:
     # there, nor for a loader, which works for one rank.
     has_ratio: bool = True
     is_ranked: bool = True  # a report ranks its settings
-    compared_with: tuple[str, Value] | None = None  # its factor, and the value to compare with
+    compared_with: tuple[str, Value | None] | None = (
+        None  # its factor, and the value to compare with
+    )
     varies_one: bool = False  # its cases differ in that factor alone
     sets_buckets: bool = False  # its cases set DDP's bucket size, so a report shows the buckets
     on_request: tuple[str, ...] = ()  # factors that its cases have only where a user sets them

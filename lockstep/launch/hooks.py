@@ -154,6 +154,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.config.addinivalue_line("filterwarnings", "default")
         warnings.simplefilter("default")  # the collection already uses the filters of the ini file
     (study,) = marker.args
+    if study not in studies.STUDIES:
+        names = ", ".join(studies.STUDIES)
+        text = (
+            f"there is no study {study}; choose from {names}, or add it to lockstep/core/studies.py"
+        )
+        pytest.fail(text, pytrace=False)
     rows = studies.rows(study, _settings(metafunc.config).size)
     mark = getattr(pytest.mark, study)
     params = [pytest.param(*row.values(), id=sizes.case_id(row), marks=[mark]) for row in rows]

@@ -231,9 +231,7 @@ RESULTS = {
     "report: nothing": Row("report .", "launch"),
     "report: cut short": report('{"benchmarks": [', "x.json JSON"),
     "report: no result": Row(
-        "report .",
-        "x.json",
-        {"x.json": '{"a": 1}', "report.html": f"{MARK} the report before"},
+        "report .", "x.json", {"x.json": '{"a": 1}', "report.html": f"{MARK} the report before"}
     ),
     "report: 2 GB": report(sparse(2**31), "x.json 64 MiB"),
     "report: page is somebody's": Row(
@@ -341,9 +339,7 @@ SESSIONS = {
     ),
     "benchmark: rounds": Session("--benchmark-min-rounds --rounds", "--benchmark-min-rounds 9"),
     "campaign: a keyword in the shell": Session(
-        "-k 'strong' weak",
-        "--label studies=strong,weak",
-        {"PYTEST_ADDOPTS": "-k strong"},
+        "-k 'strong' weak", "--label studies=strong,weak", {"PYTEST_ADDOPTS": "-k strong"}
     ),
     "part: empty": Session("--part 2/3", "-k weak --part 2/3"),
     "case: unknown study": Session("weka", "-m weka"),
@@ -411,10 +407,7 @@ def test_a_session_that_cannot_measure_says_why_before_its_first_case(name, sess
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "names"),
-    [
-        ("--lf", "--lf --resume"),
-        ("-m strong --global-batch 7", "global_batch=7 world_size=2"),
-    ],
+    [("--lf", "--lf --resume"), ("-m strong --global-batch 7", "global_batch=7 world_size=2")],
 )
 def test_what_several_ranks_cannot_do_ends_all_of_them(options, names, run_ranks, tmp_path):
     ended = run_ranks([arguments(Session("", options))] * 2, tmp_path)

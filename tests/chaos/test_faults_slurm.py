@@ -5,17 +5,7 @@ import time
 
 import pytest
 from cluster import SHARED, done, need_image
-from ground import (
-    all_idle,
-    ask,
-    configured,
-    frozen,
-    ground,
-    node,
-    processes,
-    queued,
-    state,
-)
+from ground import all_idle, ask, configured, frozen, ground, node, processes, queued, state
 from launched import until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.slurm]

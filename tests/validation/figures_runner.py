@@ -103,10 +103,7 @@ def runner_turn(
     loss = workloads.make(plan.workload).loss
     step = TrainStep(model, loss, StepConfig(lr=LEARNING_RATE, momentum=MOMENTUM), world.device)
     return lambda: timing.time_rounds(
-        world,
-        lambda: step.run(inputs, targets),
-        rounds=plan.rounds,
-        steps_per_round=plan.steps,
+        world, lambda: step.run(inputs, targets), rounds=plan.rounds, steps_per_round=plan.steps
     )
 
 
