@@ -50,8 +50,10 @@ def test_the_command_line_takes_every_word_of_an_example(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     for folder in re.findall(r"results/\w+", line):
         Path(folder).mkdir(parents=True, exist_ok=True)
-    monkeypatch.setattr(click.Command, "invoke", lambda *_: None)
+    begun = []
+    monkeypatch.setattr(click.Command, "invoke", lambda command, _: begun.append(command.name))
     lockstep.main(shlex.split(line)[1:], standalone_mode=False)
+    assert begun[-1] in shlex.split(line)[1:]
 
 
 @pytest.fixture
