@@ -45,7 +45,7 @@ def test_the_document_of_an_optimisation_says_what_was_lost_tried_and_gained(mea
     ]  # fmt: skip
     lost, tried, gained = (text.split(f"## {name}")[1].split("\n## ")[0] for name in headings[2:5])
     # Two rounds on a busy machine may be unlike the turns that show causes.
-    assert "Lost to" in lost or "no cause of the loss is shown" in lost
+    assert "Lost to" in lost or "no cause of the lost time is shown" in lost
     assert "| global batch | 64 | 128 |" in tried
     assert gained.count("interval") >= 2
     figures = re.findall(r"figures/([a-z0-9-]+)\.svg", gained)

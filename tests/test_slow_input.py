@@ -55,8 +55,15 @@ def test_of_workers(lockstep):
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """What two ranks measured, by the name of the test."""
-    folder = tmp_path_factory.mktemp("slow-input")
+    """What two ranks measured, by the name of the test; again where other tests took the cores."""
+    for attempt in range(3):
+        found = measure(tmp_path_factory.mktemp(f"slow-input-{attempt}"))
+        if judge(found["test_late"]).bound.kind != "open":
+            break
+    return found
+
+
+def measure(folder):
     (folder / "mine").mkdir()
     (folder / "mine" / "test_mine.py").write_text(OWN_STEPS)
     options = "--world-sizes 2 --repeats 1 --rounds 20 --size smoke --device cpu"
@@ -65,10 +72,13 @@ def rows(tmp_path_factory):
     return {row.case: row for row in load([folder / "results" / "mine"]).rows}
 
 
+def judge(row):
+    return verdict_card.judge(list(series_of([row])), 0.7)
+
+
 def test_a_step_is_found_to_wait_for_the_input_of_one_rank_by_name(rows):
     row = rows["test_late"]
-    (series,) = series_of([row])
-    judged = verdict_card.judge([series], 0.7)
+    judged = judge(row)
     assert (judged.bound.kind, judged.bound.late.rank) == ("input", 1)
     assert any(LATE_NEXT in line for line in judged.lines())
     (flag,) = (flag for flag in row.flags if flag.kind == "late-input")

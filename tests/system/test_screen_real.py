@@ -27,4 +27,6 @@ def test_a_node_with_half_a_core_is_named():
 def test_a_node_with_half_a_link_is_named():
     if not is_possible():
         pytest.skip("links of a known rate need root, ip and tc")
-    assert over_links(2).kinds == {"node2": {"slow-link"}}
+    kinds = over_links(2).kinds
+    # Where other tests take the cores, the processor of a node may be slow, too.
+    assert [node for node, found in kinds.items() if "slow-link" in found] == ["node2"]
