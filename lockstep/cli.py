@@ -44,7 +44,7 @@ GROUPS = {
         "resume": ("slurm.submit.submit_cli",
             "Submit the launches of a campaign that are not measured yet."),
         "cancel": ("slurm.status.status_cli", "Cancel a campaign's jobs that have not ended."),
-        "slurm": ("cli", "Show any Slurm job: jobs, nodes, why, eff, top, shell, serve."),
+        "slurm": ("cli", "Any Slurm job: commands jobs, why, eff, top, nodes, shell, serve."),
     },
     "Read results": {
         "report": ("report.report_cli", "Make the scaling report of measured or imported results."),

@@ -85,7 +85,9 @@ with several values at one size, such as strategy, splits the table by its value
     help="Write a pack for a compute-time proposal, paper or slides instead of a page.",
 )  # fmt: skip
 @click.option(
-    "--to", type=click.Path(path_type=Path), help="Folder of the pack [default: DIR-PROGRAMME]."
+    "--to",
+    type=click.Path(path_type=Path),
+    help="Write the pack to this folder [default: DIR-PROGRAMME].",
 )
 @click.option("--work", help="TOML file with the runs that you apply for, or `example`.")
 @click.option("--despite", is_flag=True, help="Write the pack even if there are objections.")

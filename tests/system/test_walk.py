@@ -36,7 +36,8 @@ ON_LOGIN_NODE = ("init", "doctor", "plan", "submit", "status", "resume")
 QUICK = "--size smoke --device cpu --repeats 1 --studies strong"
 SHORTER = {
     "--nproc-per-node 8": "--nproc-per-node 2",
-    "--tests benchmarks": "--tests benchmarks --size smoke --repeats 1",
+    "--tests benchmarks --world-sizes 1,2 --repeats 3": "--tests benchmarks --world-sizes 1,2 "
+    "--size smoke --repeats 1",
     "pytest bench/": "pytest bench/ --size=smoke -k strong",
     "lockstep run ladder.toml --dry-run": "lockstep run ladder.toml --device cpu --dry-run",
     "lockstep run --set": "lockstep run --dry-run --set",

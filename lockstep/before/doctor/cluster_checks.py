@@ -157,8 +157,8 @@ def namespaces(subject: Subject) -> Finding:
                 f"{setting}"
             )
             action = (
-                f"ask the cluster's support to change {path}, or to install apptainer-suid; the "
-                f"command {TRY} shows whether namespaces work"
+                f"ask the cluster's support to allow user namespaces in {path}, or to install "
+                f"apptainer-suid; the command {TRY} shows whether they work"
             )
             return _report_missing(subject, text, action)
     try:

@@ -288,7 +288,7 @@ def _fault(
         logged = (environ.get("NCCL_DEBUG_SUBSYS") or DEFAULT_SUBSYSTEMS).upper().split(",")
         if level == "TRACE" or not set(logged) <= STARTING:
             action = "set NCCL_DEBUG=WARN, or NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=INIT,NET"
-            return "slow", f"with {setting} NCCL writes a log during timed steps", action
+            return "slow", f"NCCL writes a log during timed steps, because of {setting}", action
     return None
 
 

@@ -39,7 +39,7 @@ def _below(path: str, names: str) -> tuple[str, ...]:
 
 # Reason why facts are not compared here -> these facts.
 MAY_DIFFER: dict[str, tuple[str, ...]] = {
-    "lockstep check compares these facts in another rule, or in another part of this rule": (
+    "not compared here, since other parts of lockstep check compare these facts": (
         "world_size", "num_nodes", "rounds", "expected", "failed", "complete", "in_flight",
         "left_behind", "sessions", "started",
         *(f"provenance.{name}" for name in (*POOLING_FACTS, "hostname", "threads_per_rank")),

@@ -416,5 +416,5 @@ def text(
     size = "no size" if best is None else counted(best, series.noun)
     lines.append(f"recommended: {size} ({advice['rule']}): {advice['why']}{origin}")
     tail = (record["diminishing_returns"], record["next_step"]["text"])
-    lines.append("by other measures, which do not change this recommendation:")
+    lines.append("further notes, which do not change this recommendation:")
     return [*lines, *filter(None, tail)]
