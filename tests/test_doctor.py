@@ -251,6 +251,8 @@ def test_data_on_slow_storage_is_a_warning_that_names_its_type(tmp_path, monkeyp
     found = machine.data_storage(subject(tmp_path, data=tmp_path))
     assert (found.level, f"{tmp_path}: {kind}, " in found.text) == (status, True)
     assert machine.data_storage(subject(tmp_path, data=tmp_path / "gone")).level == "missing"
+    monkeypatch.setenv("LOCKSTEP_ROOT", str(tmp_path))
+    assert str(tmp_path / "data") in machine.data_storage(subject(tmp_path)).text
 
 
 @pytest.mark.parametrize(

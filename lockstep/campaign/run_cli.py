@@ -21,6 +21,7 @@ from lockstep.campaign.ladder import Ladder, only_driver
 from lockstep.campaign.stages import Stages
 from lockstep.core import factors as factor_values
 from lockstep.core import record
+from lockstep.core.files import default_folder
 from lockstep.core.formats import capital, counted, listed
 from lockstep.core.sizes import PRECISIONS, SIZES
 from lockstep.core.studies import STUDIES
@@ -67,9 +68,9 @@ _dry_run = click.option(
 
 def _folder_option(subfolder: str) -> Callable[[Function], Function]:
     return click.option(
-        "--to", "root", type=click.Path(path_type=Path, file_okay=False), default="results",
-        show_default=True, help="Folder of results; this command writes into its subfolder "
-                                f"{subfolder}.",
+        "--to", "root", type=click.Path(path_type=Path, file_okay=False),
+        default=default_folder("results"), show_default=True,
+        help=f"Folder of results; this command writes into its subfolder {subfolder}.",
     )  # fmt: skip
 
 

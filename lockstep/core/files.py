@@ -21,7 +21,16 @@ _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
 # A number out of range has one of these in its document, after `_DIGITS`: few documents do, and
 # only these are read by the slower parser.
 _LONG_NUMBERS = (b"0" * len(str(LARGEST)), b"e000")
+ROOT_VARIABLE = "LOCKSTEP_ROOT"
 _TOO_LARGE = "the file is larger than the limit of {limit_mib} MiB; give a smaller file"
+
+
+def default_folder(name: str) -> Path:
+    """Return the folder of results or data sets if no option names it.
+
+    It lies in the folder that LOCKSTEP_ROOT names, or else in the working folder.
+    """
+    return Path(os.environ.get(ROOT_VARIABLE, ""), name)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from lockstep.core import factors, sizes
+from lockstep.core.files import default_folder
 from lockstep.core.formats import counted, listed
 from lockstep.core.record import OWN
 from lockstep.core.studies import STEPS
@@ -21,7 +22,8 @@ from lockstep.measure.harness import Goal
 
 MAX_SEED = 2**32
 MAX_LIMIT_S = 1e6  # longer than any job
-UNNAMED = Path("results") / "pytest"  # folder of sessions without --journal and --benchmark-json
+# Folder of sessions without --journal and --benchmark-json.
+UNNAMED = default_folder("results") / "pytest"
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
             "path to check before each case: if this file exists, the session ends with exit code "
             "75"
         )},
-    "--data-root": {"type": Path, "default": Path("data"), "help": "folder of the data sets"},
+    "--data-root": {"type": Path, "default": default_folder("data"),
+        "help": "folder of the data sets"},
     "--no-telemetry": {"action": "store_true",
         "help": "do not sample utilisation, clocks, power and memory while rounds are timed"},
     "--torch-trace": {"type": Path, "metavar": "FOLDER",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lockstep.core.files import default_folder
 from lockstep.core.metrics import GOOD_EFFICIENCY
 from lockstep.core.processes import collector_paused
 from lockstep.report.bundle import opening
@@ -255,7 +256,8 @@ def import_table(
 
 @click.command()
 @click.option(
-    "--to", "folder", type=click.Path(path_type=Path, file_okay=False), default="results/demo",
+    "--to", "folder", type=click.Path(path_type=Path, file_okay=False),
+    default=default_folder("results/demo"),
     show_default=True, help="Folder for the campaign and its page.",
 )  # fmt: skip
 @click.option(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
+from lockstep.core.files import default_folder
 from lockstep.core.sizes import case_digest, local_batch_of
 
 STEP_DECAY = 0.1
@@ -65,7 +66,7 @@ class TrainConfig:
     target_accuracy: Annotated[
         float | None, "Validation accuracy to reach; the time until the run reaches it is recorded."
     ] = None
-    data_root: Annotated[str, "Folder of downloaded data sets."] = "data"
+    data_root: Annotated[str, "Folder of downloaded data sets."] = str(default_folder("data"))
     folder: str = "results"
 
     def __post_init__(self) -> None:

@@ -24,6 +24,7 @@ from lockstep.campaign.folder import Outcome
 from lockstep.campaign.ladder import Ladder, only_driver
 from lockstep.campaign.run_cli import fit_local_gpus
 from lockstep.core import factors, journal, studies
+from lockstep.core.files import default_folder
 from lockstep.core.formats import counted, listed
 from lockstep.core.processes import die_with_parent
 from lockstep.core.record import KEY, Epoch
@@ -111,7 +112,10 @@ Examples:
          "number of ranks.",
 )  # fmt: skip
 @_options_of_config
-@click.option("--results", default="results", show_default=True, help="Folder that holds all runs.")
+@click.option(
+    "--results", default=default_folder("results"), type=str, show_default=True,
+    help="Folder that holds all runs.",
+)  # fmt: skip
 @click.option(
     "--name",
     default="run",
@@ -487,8 +491,8 @@ def table(checks: list[Check]) -> str:
 
 
 to = click.option(
-    "--to", "root", type=click.Path(path_type=Path), default=Path("data"), show_default=True,
-    help="Folder of the data sets, which all nodes must see.",
+    "--to", "root", type=click.Path(path_type=Path), default=default_folder("data"),
+    show_default=True,     help="Folder of the data sets, which all nodes must see.",
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lockstep.core.files import default_folder
 from lockstep.core.findings import SYMPTOMS, Level, wrapped
 from lockstep.slurm.submit.cli_options import site_option
 
@@ -35,7 +36,7 @@ LEVELS: tuple[Level, ...] = ("ok", "warning", "missing", "not needed")
     "--to",
     "results",
     type=click.Path(path_type=Path, file_okay=False),
-    default="results",
+    default=default_folder("results"),
     show_default=True,
     help="Results folder; its file system and free space are checked.",
 )

@@ -22,6 +22,7 @@ from lockstep.before.lint import variables
 from lockstep.before.lint.shell import split_words
 from lockstep.campaign import launcher
 from lockstep.core import findings, processes
+from lockstep.core.files import default_folder
 from lockstep.core.processes import COMMUNICATION_PREFIXES, INTERFACE_NAMES
 from lockstep.machine import network, nvidia
 from lockstep.machine.network import file_system
@@ -382,11 +383,10 @@ def nccl_variables(subject: Subject) -> Finding:
 
 @check("Storage", "Data")
 def data_storage(subject: Subject) -> Finding:
-    path = subject.data or (
-        Path(subject.site.scratch) if subject.site and subject.site.scratch else None
-    )
-    if path is None:
-        raise NotNeededError("no --data is given, and the site file names no scratch folder")
+    scratch = subject.site.scratch if subject.site else None
+    path = subject.data or (Path(scratch) if scratch else default_folder("data"))
+    if not path.exists() and not (subject.data or scratch):
+        raise NotNeededError(f"the default folder {path} does not exist, and no --data is given")
     if not path.exists() and subject.data:
         return missing(
             f"{path} does not exist", "create the folder, or choose another folder with --data"

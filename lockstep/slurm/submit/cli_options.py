@@ -10,6 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 import click
 
+from lockstep.core.files import default_folder
+
 Command = Callable[..., Any]
 Unit = Literal["node-hours", "GPU-hours"]
 UNITS: dict[str, Unit] = {"nh": "node-hours", "gh": "GPU-hours"}
@@ -95,7 +97,7 @@ campaign_options = add_options(
         "--to",
         "root",
         type=click.Path(path_type=Path, file_okay=False),
-        default="results",
+        default=default_folder("results"),
         show_default=True,
         help="Folder of results, which all nodes must see; each campaign has a subfolder in it.",
     ),

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from lockstep.campaign.campaign import Campaign
 from lockstep.core import sizes, studies
+from lockstep.core.files import default_folder
 from lockstep.core.formats import DASH, clock, counted, listed, number
 from lockstep.core.inputs import MAX_RATE
 from lockstep.core.metrics import GIGA
@@ -87,7 +88,7 @@ def plan(overhead: float, budget: Budget | None, *, as_json: bool, **options: An
     if todo.jobs:
         keys, site = ", ".join(todo.site.to_fill_in), options["site"]
         before = f"fill in {keys} in {site}, then " if keys else ""
-        root = None if options["root"] == Path("results") else options["root"]
+        root = None if options["root"] == default_folder("results") else options["root"]
         more = {"to": root, "partition": options["partition"], "budget": budget and budget.text}
         words = ["lockstep", "submit", options["campaign"], "--site", site]
         words += [f"--{name}={value}" for name, value in more.items() if value is not None]
