@@ -378,7 +378,7 @@ def test_closed_user_namespaces_are_found(tmp_path, stand_in, monkeypatch, switc
     found = cluster_checks.namespaces(subject(tmp_path))
     assert found.level == "missing"
     assert hostname() in found.text
-    assert found.action.startswith("ask the cluster's support to change")
+    assert found.action.startswith("ask the cluster's support to allow user namespaces")
 
 
 @pytest.mark.parametrize(("mode", "status", "says"), [
