@@ -123,9 +123,7 @@ def test_a_ladder_gives_back_the_values_of_its_table(table, at, kind):
 @pytest.mark.parametrize(
     ("sizes", "at", "measure"), [((1, 2), 16, (4,)), ((1, 8), 2, (4,)), ((1, 2), 4, (4,))]
 )
-def test_too_few_sizes_are_refused_even_by_force_and_the_missing_ones_are_named(
-    sizes, at, measure
-):
+def test_too_few_sizes_are_refused_even_by_force_and_the_missing_ones_are_named(sizes, at, measure):
     known = ladder({p: [100.0 * p] for p in sizes}, scaling="weak")
     for force in (False, True):
         found = predict(known, at, force=force)
