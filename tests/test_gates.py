@@ -340,9 +340,12 @@ def test_a_share_is_the_mean_of_the_launches_and_its_interval_ends_within_0_and_
     (one,) = judged(load([tmp_path]), communication_share=0.2)
     alone = detailed(tmp_path / "alone", world_size=1, alone_step_s=[0.05])
     assert kinds(*judged(alone, communication_share=0.2)) == [("not-shown", "no-quantity")]
-    assert one.value == pytest.approx((0.1 - 0.03 + 0.02) / 3)
-    # Standard deviation 0.0656, t of 2 degrees of freedom 4.3027: from -0.13, which no share is.
-    assert (one.low, one.high) == (0.0, pytest.approx(0.193, abs=5e-4))
+    # As on the card: of the mean step, with t = 4.3027 from a value below 0, which no share is.
+    assert one.value == pytest.approx((0.01 - 0.003 + 0.004) / 0.4)
+    assert (one.low, one.high) == (0.0, pytest.approx(0.149, abs=5e-4))
+    assert (one.widen(0.25).low, one.widen(0.25).verdict) == (0.0, "not-shown")
+    next(tmp_path.rglob("w2-r2/*.json")).unlink()
+    assert kinds(*judged(load([tmp_path]), communication_share=0.2)) == [("not-shown", "card")]
 
 
 # All results together.

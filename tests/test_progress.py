@@ -36,7 +36,7 @@ def test_the_time_left_falls_and_follows_the_launches_of_each_size():
     left = TimeLeft([Launch(size, repeat) for repeat in range(2) for size in (1, 2)], 0.0)
     assert left.left_s(5.0) is None
     left.share = 0.5
-    assert left.left_s(10.0) == 20 * 4 - 10
+    assert left.left_s(15.0) == 20 * 4 - 15
     left.end(20.0)
     left.end(60.0)  # two ranks take twice as long
     assert left.left_s(60.0) == 20 + 40

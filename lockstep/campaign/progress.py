@@ -173,7 +173,9 @@ class TimeLeft:
         spent_s = now_s - self.begun_s
         if not (known or self.share or self.expected_s):
             return None
-        usual_s = fmean(known) if known else spent_s / (self.share or 1.0)
+        start_s = min(START_S, spent_s)  # once in a launch, not in each of its cases
+        first_s = start_s + (spent_s - start_s) / (self.share or 1.0)
+        usual_s = fmean(known) if known else first_s
         expected = []
         for launch in self.launches:
             like_it = [self.expected_s.get(launch.name, usual_s)]

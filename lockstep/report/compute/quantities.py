@@ -152,6 +152,24 @@ def parts_and_loss(series: Series, point: Point) -> tuple[tuple[Part, ...], Loss
     return _parts(card), _loss(series, point, card, _base_card(series, point))
 
 
+def card_share(series: Series, point: Point, cause: Cause) -> Ends:
+    """Return the share of a step that the card gives to a cause, and its interval over launches.
+
+    Both are None if the turns of the point are unlike its rounds.
+    """
+    card = _bound(series, point, series.base)
+    part = next((x for x in _parts(card) if x.cause == cause), None) if card else None
+    if card is None or part is None or card.is_unlike:
+        return UNKNOWN
+    whole_s = card.round_s or card.step_s
+    is_over_launches = min(len(point.units), len(series.base.units)) >= bound.FEWEST_LAUNCHES
+    ends = part.interval if is_over_launches else None
+    return part.seconds / whole_s, ends and (
+        _clipped(ends[0] / whole_s),
+        _clipped(ends[1] / whole_s),
+    )
+
+
 def _parts(card: Bound) -> tuple[Part, ...]:
     scale = (card.round_s or card.step_s) / card.step_s
     own = Part("own", card.compute_s * scale, None)

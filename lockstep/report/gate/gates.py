@@ -18,6 +18,7 @@ from lockstep.core.findings import Finding as Reason
 from lockstep.core.flags import Flag
 from lockstep.core.formats import TIME_UNITS, counted, listed, number, percent
 from lockstep.core.studies import IMPORTED, LADDERS, OTHER, WITHOUT_COST, WORK_SCALINGS
+from lockstep.measure.causes.bound import FEWEST_LAUNCHES
 from lockstep.report import looks
 from lockstep.report.check import checker
 from lockstep.report.check.checker import NOT_OF_SPEED, Finding, blocked_by, list_touching
@@ -117,14 +118,22 @@ class Verdict:
         )  # fmt: skip
 
     def widen(self, share: float) -> "Verdict":
-        """Return the verdict with its interval widened to `share` of the error rate of one look."""
-        if self.low is None or self.high is None or self.value is None or share >= 1:
+        """Return the verdict with its interval widened to a look's `share` of the error rate.
+
+        The share is that of one end, at which the target is met; both ends have twice as much.
+        """
+        if self.low is None or self.high is None or self.value is None or share >= 0.5:
             return self
         freedom = max(self.num_units - 1, 1)  # Welch's lower bound
-        wider = t_quantile(freedom, 1 - share * (1 - CONFIDENCE)) / t_quantile(freedom)
-        middle, half = (self.low + self.high) / 2, wider * (self.high - self.low) / 2
-        wide = replace(self, low=middle - half, high=middle + half)
-        verdict, reasons = self._compare(self.value, (middle - half, middle + half))
+        wider = t_quantile(freedom, 1 - 2 * share * (1 - CONFIDENCE)) / t_quantile(freedom)
+        is_share = self.target in quantities.NAMES  # its interval may be clipped to 0 to 1
+        middle = self.value if is_share else (self.low + self.high) / 2
+        half = wider * max(self.high - middle, middle - self.low)
+        low, high = middle - half, middle + half
+        if is_share:
+            low, high = max(low, 0.0), min(high, 1.0)
+        wide = replace(self, low=low, high=high)
+        verdict, reasons = self._compare(self.value, (low, high))
         if self.verdict not in (MET, MISSED) or verdict == self.verdict:
             return wide
         return replace(wide, verdict=NOT_SHOWN, reasons=tuple(reasons))
@@ -322,10 +331,28 @@ def _quantities(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]
         several = [name for name, values in others.items() if len(values) > 1]
         apart = (*alternatives.find_varied(trained), *several)
         for curve, point in points:
+            if name == "communication_share" and quantities.is_divided(point):
+                yield _communication(wanted, curve, point)
+                continue
             value, interval = quantities.pool(point.rows, name)
             assert value is not None
             verdict = wanted.judge([point], _name(curve, point), value, interval)
             yield replace(verdict, apart=apart) if curve.row.training else verdict
+
+
+def _communication(wanted: Verdict, series: Series, point: Point) -> Verdict:
+    """Judge the exposed communication of the card, which is that of the page."""
+    value, interval = quantities.card_share(series, point, "exposed")
+    points = [point] if point is series.base else [point, series.base]
+    verdict = wanted.judge(points, _name(series, point), value or 0.0, interval)
+    fewest = min(len(each.units) for each in points)
+    if value is None:
+        text = "the machine was busy or changed while causes were measured; measure again"
+    elif 1 < fewest < FEWEST_LAUNCHES:
+        text = f"the interval needs {FEWEST_LAUNCHES} launches of this size and of the baseline"
+    else:
+        return verdict
+    return replace(verdict, value=value, reasons=()).doubt("card", text)
 
 
 def _nodes(targets: Targets, results: Results) -> Iterator[Verdict]:

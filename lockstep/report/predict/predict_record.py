@@ -103,12 +103,22 @@ def recommend(series: Series, criterion: Criterion, samples: float | None = None
         fastest = max(series.points, key=lambda p: (p.rate, -p.world_size))
         return pick(fastest.world_size, speedup(fastest))
     if kind == "efficiency":
-        good = [p for p in series.points if p.parallel_efficiency >= limit]
-        if not good:  # a layout without a baseline of its own
+        # As in the report, a size is recommended only if its whole interval reaches the limit.
+        good, unshown = series.good(limit), series.unshown(limit)
+        if unshown and not good:
+            best = max(unshown, key=lambda p: (p.parallel_efficiency >= limit, p.world_size))
+            size, launches = counted(best.world_size, series.noun), series.launches_to_show(limit)
+            have = "has" if best.world_size == 1 else "have"
+            shown = f"none is shown to reach it; {size} {have} {_efficiency(best, limit)}"
+            return pick(None, f"{shown}; {launches} would decide")
+        if not good and series.base not in series.points:
             best = max(series.points, key=lambda p: p.parallel_efficiency)
             return pick(None, f"at best {_efficiency(best, limit)}")
-        last = good[-1]
-        return pick(last.world_size, f"{_efficiency(last, limit)}, {speedup(last)}")
+        last = good[-1] if good else series.base
+        why = f"{_efficiency(last, limit)}, {speedup(last)}"
+        if larger := [p.world_size for p in unshown if p.world_size > last.world_size]:
+            why += f"; {joined(larger)} {series.noun}s are not shown to reach the limit"
+        return pick(last.world_size, why)
     times = _run_times_s(series, samples)
     if kind == "deadline":
         size = next((size for size in sorted(times) if times[size] <= limit), None)
@@ -168,8 +178,8 @@ def diminishing(series: Series) -> str | None:
         if gain < WORTHWHILE:
             return (
                 f"diminishing returns from {below} to {size} ranks: each added rank adds only "
-                f"{100 * gain:.0f} % of a baseline rank's speed, less than the limit of "
-                f"{100 * WORTHWHILE:.0f} %"
+                f"{100 * gain:.0f} % of a baseline rank's speed, less than {100 * WORTHWHILE:.0f} "
+                "%; the efficiency is higher, because it is the mean over all ranks"
             )
     return None
 
@@ -177,12 +187,13 @@ def diminishing(series: Series) -> str | None:
 def next_step(series: Series) -> dict[str, Any]:
     """Return which sizes to measure next, the efficiency that decides (`why`), and both as text.
 
-    The kind is "larger" if the last size is efficient enough; "between" if it is not, and sizes
-    between it and the last efficient size were not measured; else "stop".
+    The kind is "larger" if the last size is efficient enough; "launches" if only more launches
+    show whether it is; "between" if it is not, and sizes between it and the last efficient size
+    were not measured; else "stop".
     """
 
     def step(kind: str, sizes: Sequence[int], why: str) -> dict[str, Any]:
-        what = f"{joined(sizes)} ranks next" if sizes else "no larger size"
+        what = f"{joined(sizes)} ranks" if sizes else "no larger size"
         text = f"measure {what}: {why}"
         return {"kind": kind, "world_sizes": sizes, "why": why, "text": text}
 
@@ -191,9 +202,10 @@ def next_step(series: Series) -> dict[str, Any]:
     if last.parallel_efficiency >= WORTHWHILE:
         return step("larger", [2 * last.world_size], why)
     span = last.efficiency_interval
-    is_uncertain = span is not None and span[0] < WORTHWHILE <= span[1]
-    goal = f"{100 * WORTHWHILE:.0f} %"
-    why += f"; the limit is {goal}" if is_uncertain else f", under {goal}"
+    if span is not None and span[1] >= WORTHWHILE:
+        text = f"measure {series.launches_to_show(WORTHWHILE)}: {why}"
+        return {"kind": "launches", "world_sizes": [], "why": why, "text": text}
+    why += f", under {100 * WORTHWHILE:.0f} %"
     # A size between the last efficient one and the next may still be good. The baseline comes
     # first, since the series of another layout may share it without having its size.
     good, bad = next(
@@ -415,6 +427,5 @@ def text(
     best = advice["world_size"]
     size = "no size" if best is None else counted(best, series.noun)
     lines.append(f"recommended: {size} ({advice['rule']}): {advice['why']}{origin}")
-    tail = (record["diminishing_returns"], record["next_step"]["text"])
-    lines.append("further notes, which do not change this recommendation:")
-    return [*lines, *filter(None, tail)]
+    note = record["diminishing_returns"]
+    return [*lines, f"next: {record['next_step']['text']}", *([f"note: {note}"] if note else [])]

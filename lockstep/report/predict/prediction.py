@@ -57,7 +57,7 @@ class Refusal:
 
     Attributes:
         world_sizes: The sizes at fault.
-        measure: The sizes to measure, never the requested one; empty if no size would help.
+        measure: The sizes to measure; empty if no size would help.
         rule: The rule of `lockstep check` that forbids it, if any.
         fact: What that rule reports, or how the curve breaks.
         action: What to do; empty if measuring `measure` is enough.
@@ -80,7 +80,7 @@ class Refusal:
             case "few-sizes":
                 num_sizes = counted(len(self.world_sizes), "distinct size")
                 reason = f"only {num_sizes} ({sizes}) were measured, but {LEAST_SIZES} are needed"
-                return f"{reason}; also {do}" if do else reason
+                return f"{reason}; also {do}, then repeat this command (--force does not help)"
             case "below":
                 reason = f"{self.at} is below the smallest measured size, {sizes}"
             case "beyond":
@@ -370,10 +370,12 @@ def used_from(ladder: Ladder) -> int:
 def refusal(ladder: Ladder, at: int, force: bool) -> Refusal | None:
     sizes = tuple(ladder.sizes)
     if len(sizes) < LEAST_SIZES:
-        # Measure the doublings between the sizes, and from them to the requested size.
+        # Measure the doublings between the sizes, and from them to the requested size; else larger
+        # sizes, which may be the requested one.
         ends = [*sizes, *([at] if at > sizes[-1] else [])]
         gaps = [size for p, q in pairwise(ends) for size in doublings_between(p, q) if size != at]
-        return Refusal("few-sizes", at, sizes, tuple(gaps[: LEAST_SIZES - len(sizes)]))
+        more = [*gaps, *ends[len(sizes) :], 2 * ends[-1], 4 * ends[-1]]
+        return Refusal("few-sizes", at, sizes, tuple(more[: LEAST_SIZES - len(sizes)]))
     if force:
         return None
     if at < sizes[0]:
