@@ -121,7 +121,8 @@ def test_what_a_job_used_and_what_would_do(slurm, change, step, shares, hints):
     assert {hint["kind"]: hint["amount"] for hint in job["hints"]} == hints
     said = ask("eff 4711", slurm).stdout
     assert (change.get("State", "COMPLETED") in ("COMPLETED", "TIMEOUT")) == ("Next: " in said)
-    assert ("one per task" in said) == (hints.get("cpus_idle") == 4)
+    assert ("CPUs were busy only" in said) == ("Next: " in said and "AllocTRES" not in change)
+    assert ("one per task" in said) == ("2 nodes together" in said) == ("NNodes" in change)
 
 
 @pytest.mark.parametrize(

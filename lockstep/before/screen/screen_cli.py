@@ -22,7 +22,7 @@ EXAMPLES = """\b
 Examples:
   lockstep screen                                # screen the devices of this machine
   lockstep screen --ranks 2 --device cpu --json  # in a prolog or a maintenance job
-  srun -N4 --ntasks-per-node=1 apptainer exec lockstep.sif lockstep screen
+  srun -N4 --ntasks-per-node=1 lockstep screen   # without an image
   srun -N4 --ntasks-per-node=8 --gpus-per-node=8 apptainer exec --nv pytorch.sif lockstep screen
 """
 USUAL_RANKS = 2  # on CPUs
@@ -72,12 +72,13 @@ def screen(
     to: Path | None,
     as_json: bool,
 ) -> int:
-    """Find slow nodes, devices and links within seconds, before a campaign.
+    """Find slow nodes, devices and links before a campaign.
 
     Every rank multiplies matrices and copies memory. Then the ranks of each node all-reduce among
     themselves. Then the nodes all-reduce in pairs, each with up to three partners. In each
     step, groups of nodes work at the same time. A screening of n nodes takes at most
-    ceil(log2 n) + 2 steps, and never more than four.
+    ceil(log2 n) + 2 steps, and never more than four. This can take minutes; if so, the command
+    prints an estimate.
 
     A node, device or link is slow if it takes at least 5 % longer than the others and the interval
     of this ratio is above 1.02. If nothing is slow, at most 1 % of screenings report something.
@@ -154,7 +155,7 @@ def _screen_here(
     """
     from pydantic import TypeAdapter
 
-    from lockstep.before.screen.screening import num_repeats
+    from lockstep.before.screen.screening import ESTIMATE, num_repeats
     from lockstep.before.screen.search import Screening
     from lockstep.campaign import launcher
     from lockstep.campaign.next import last_words
@@ -167,16 +168,21 @@ def _screen_here(
         path, log_file = Path(folder) / "screening", Path(folder) / "log"
         settings = json.dumps([repeats, device, floor])
         program = ["-m", "lockstep.before.screen.screening", settings, str(path)]
-        with log_file.open("wb") as log:
-            ended = subprocess.run(
+        with (
+            log_file.open("wb") as log,
+            subprocess.Popen(
                 [*launcher.torchrun(num_ranks), *program],
                 env=launcher.local_environment(os.environ, max(1, usable_cores() // num_ranks)),
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 preexec_fn=die_with_parent,
-                check=False,
-            )
+            ) as ended,
+        ):
+            for line in ended.stdout or ():
+                log.write(line)
+                if line.startswith(ESTIMATE):
+                    click.echo(line, err=True, nl=False)
         if ended.returncode or not path.exists():
             words = last_words(log_file, 0) or f"torchrun ended with {ended.returncode}"
             raise RuntimeError(words)

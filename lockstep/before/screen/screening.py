@@ -14,12 +14,13 @@ from itertools import chain
 from pathlib import Path
 from random import Random
 from statistics import median
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from lockstep.before.screen import search
 from lockstep.before.screen.search import Pair, Probe, Screening, Seat, turns
 from lockstep.core.errors import EXIT_MACHINE, RankError
-from lockstep.core.formats import one_line
+from lockstep.core.formats import about, one_line
 from lockstep.core.metrics import slowest_rank
 from lockstep.core.processes import hostname
 from lockstep.measure.timing import meet, time_block
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 SEED = 20_260
 TIMEOUT_S = 120.0  # how long ranks wait for each other
+# Rank 0 estimates durations from this on; begin of such a line.
+SHORT_S, ESTIMATE = 10.0, b"lockstep: timing "
 # Random id of the kernel's boot, which distinguishes machines even if they have the same name.
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -165,7 +168,7 @@ class Prober:
         """Return this rank's seconds for one step of each of its probes, shape (num_repeats,)."""
         makers = own_steps(self.world.device)
         timed: dict[Probe, list[float]] = {probe: [] for probe in makers}
-        for repeat in range(-1, self.repeats):
+        for repeat in self._count_repeats("devices"):
             for group in self._take_turns([[seat.rank] for seat in self.seats]):
                 if group is not None:
                     for probe, make in makers.items():  # new buffers, because their pages matter
@@ -191,7 +194,7 @@ class Prober:
             [distributed.new_group(list(ranks)) for ranks in groups] for groups in divisions
         ]
         timed: dict[tuple[int, int], list[float]] = {}
-        for repeat in range(-1, self.repeats):
+        for repeat in self._count_repeats("links"):
             for division in self.order.sample(range(len(divisions)), len(divisions)):
                 for group in self._take_turns(divisions[division]):
                     if group is not None:
@@ -205,6 +208,16 @@ class Prober:
             if isinstance(made, distributed.ProcessGroup):  # else this rank is outside the group
                 distributed.destroy_process_group(made)
         return timed
+
+    def _count_repeats(self, what: str) -> Iterator[int]:
+        """Yield -1 and each repeat; after five, rank 0 estimates how long the others take."""
+        yield -1
+        began = monotonic()
+        for repeat in range(self.repeats):
+            yield repeat
+            left_s = (monotonic() - began) / (repeat + 1) * (self.repeats - repeat - 1)
+            if repeat == 4 and self.world.rank == 0 and left_s > SHORT_S:
+                sys.stderr.write(f"{ESTIMATE.decode()}{what}: {about(left_s)}\n")
 
     def _fill_blocks(self, probe: Probe, seconds: Sequence[float]) -> None:
         """Agree with all ranks on the number of steps in a block, from the first repeat."""

@@ -36,7 +36,7 @@ FEWEST_FOR_PAIRS = 3
 MOST_ROUNDS = 3
 USUAL_REPEATS = 40
 # Version of a node's line of JSON, raised by each incompatible change.
-SCHEMA = 1
+SCHEMA = 2
 # If a slowness of this fraction may stay unseen, it is not shown that nothing is slow.
 NOISY = 0.2
 # Most ranks to show, the slowest ones.
@@ -117,6 +117,19 @@ class Row:
     def text(self) -> str:
         return f"{ratio(self.ratio)} ({ratio_span((self.low, self.high))})"
 
+    @property
+    def repeats_factor(self) -> float:
+        """How many times as many repeats may narrow the interval enough for a verdict.
+
+        The interval of a logarithm shrinks with the square root of the number of repeats. It must
+        end below NOISY or, for a slow unit, begin above SHOWN.
+        """
+        own, low, high, noisy = map(math.log, (self.ratio, self.low, self.high, 1 + NOISY))
+        factors = [((high - own) / (noisy - own)) ** 2] if own < noisy else []
+        if self.ratio >= SLOW:
+            factors.append(((own - low) / (own - math.log(SHOWN))) ** 2)
+        return min(factors)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finding(findings.Finding):
@@ -192,10 +205,10 @@ class Screening:
     def nodes(self) -> tuple[str, ...]:
         return tuple(nodes_of(self.seats))
 
-    def slowdown_found(self, node: str | None = None) -> float:
-        """Return the slowness that would have been found even on the noisiest unit (of a node)."""
+    def widest(self, node: str | None = None) -> Row:
+        """Return the comparison (of a node) whose interval allows the largest slowness."""
         rows = [row for row in self.rows if node is None or node in row.nodes]
-        return max(max(SLOW / row.ratio, SHOWN / row.low) for row in rows) - 1
+        return max(rows, key=lambda row: row.high)
 
     @property
     def uncompared(self) -> tuple[Probe, ...]:
@@ -390,7 +403,7 @@ def _order(repeats: int, num_units: int) -> int:
     The probability that an end misses the true median is P(Binomial(repeats, 1/2) < k); it must not
     exceed a unit's share of the error (Bonferroni).
     """
-    allowed = ERROR / 2 / num_units * 2**repeats
+    allowed = 2**repeats // round(2 * num_units / ERROR)  # whole, as floats end below 2**1024
     order, below = 0, 0
     while (below := below + math.comb(repeats, order)) <= allowed:
         order += 1
@@ -400,11 +413,11 @@ def _order(repeats: int, num_units: int) -> int:
 def node_lines(screening: Screening) -> Iterator[str]:
     for node in screening.nodes:
         slow = [finding for finding in screening.findings if node in finding.row.nodes]
-        slowdown = screening.slowdown_found(node)
+        slowdown = max(0.0, screening.widest(node).high - 1)
         verdict = "slow" if slow else "not-shown" if slowdown > NOISY else "not-slow"
         yield json.dumps({
             "schema": SCHEMA, "node": node, "is_slow": bool(slow), "verdict": verdict,
-            "slowdown_found": slowdown,
+            "slowdown_unseen": slowdown,
             "findings": [{"kind": finding.kind, **asdict(finding.row)} for finding in slow],
             "rows": [asdict(row) for row in screening.rows if node in row.nodes],
             "num_nodes": len(screening.nodes), "num_ranks": len(screening.seats),
@@ -431,15 +444,23 @@ def page(screening: Screening) -> str:
     nodes, num_ranks = screening.nodes, len(screening.seats)
     lines = [*_table(screening), "", *(finding.text for finding in screening.findings)]
     if not screening.findings:
-        slowdown = screening.slowdown_found()
-        lines.append(
-            f"Not shown: whether something is slow. The times vary so much that a device or link "
-            f"could be up to {percent(slowdown)} % slower unseen. Screen again on an idle node, or "
-            f"with more than {screening.repeats} --repeats."
-            if slowdown > NOISY
-            else "Nothing is slow. The screening would have found a device or link that is "
-            f"{percent(slowdown)} % slower."
-        )
+        widest, repeats = screening.widest(), screening.repeats
+        what = listed(widest.nodes) if widest.rank is None else f"rank {widest.rank}"
+        slowdown = percent(max(0.0, widest.high - 1))
+        if widest.high > 1 + NOISY:
+            wide = [row for row in screening.rows if row.high > 1 + NOISY]
+            factor = max(row.repeats_factor for row in wide)
+            lines.append(
+                "Not shown: whether something is slow. The times vary so much that a device or "
+                f"link could be up to {slowdown} % slower unseen ({PROBES[widest.probe][0]} of "
+                f"{what}). Screen again on idle nodes, or with --repeats "
+                f"{math.ceil(repeats * factor / 10) * 10}: if the times vary as before, this would "
+                f"probably show it, and take {number(factor, 2)} times as long."
+            )
+        else:
+            lines.append(
+                f"Nothing is slow. A device or link could be at most {slowdown} % slower unseen."
+            )
     if reduced := screening.all_reduce:
         message, bandwidth = f"{reduced.num_bytes / 2**20:g} MiB", reduced.text
         lines.append(f"An all-reduce of {message} over all ranks reaches {bandwidth}.")

@@ -289,9 +289,11 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
     yield f"{job_id} {account['name']}: {account['state']}"
     yield from _step_lines(account)
     elapsed, cpus = in_words(account["elapsed_s"]), account["alloc_cpus"]
+    requested, num_nodes = size_of(account["requested_bytes"]), account["num_nodes"] or 1
+    requested += f" on {num_nodes} nodes together" * (num_nodes > 1)
     for what, used, total in (
         ("cpu", in_words(account["total_cpu_s"]), f"{cpus} CPUs x {elapsed}"),
-        ("memory", size_of(account["memory_bytes"]), size_of(account["requested_bytes"])),
+        ("memory", size_of(account["memory_bytes"]), requested),
         ("time", elapsed, in_words(account["limit_s"])),
     ):
         share = account[f"{what}_efficiency"]
@@ -326,6 +328,11 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
     use = account["gpu_use"] or {"busy_percent": 0}  # unknown: only a next run can show it
     share = use["busy_percent"] / 100 if account["gpu_hours"] else account["cpu_efficiency"]
     if account["state"] in ("COMPLETED", "TIMEOUT") and share is not None and share < AMPLE:
+        if not account["gpu_hours"]:
+            yield (
+                f"CPUs were busy only {share:.0%} of the time. Not shown: whether the job waited "
+                "for input, other ranks, or cores that others used."
+            )
         yield (
             "Next: in the next run, lockstep slurm top JOB --every 10 --csv use.csv  # shows when "
             "GPUs and CPUs wait"
