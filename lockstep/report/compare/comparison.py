@@ -15,12 +15,20 @@ from lockstep.core.findings import Finding as Reason
 from lockstep.core.flags import Flag
 from lockstep.core.record import DDP_SETTINGS, LOADER_SETTINGS
 from lockstep.core.studies import ON_REQUEST
+from lockstep.measure.causes.bound import BUSY
 from lockstep.report import looks
-from lockstep.report.check.checker import NOT_OF_SPEED, OF_SPEED, Finding, blocked_by
+from lockstep.report.check.checker import (
+    FLAGGED,
+    NOT_OF_SPEED,
+    OF_SPEED,
+    Finding,
+    blocked_by,
+    group_findings,
+)
 from lockstep.report.compare.judging import BLOCKED, MARGIN, UNKNOWN, Judged, judge
 from lockstep.report.compute import learning, quantities, replicates, statistics
 from lockstep.report.compute.replicates import independent
-from lockstep.report.compute.scaling import label
+from lockstep.report.compute.scaling import label, series_of
 from lockstep.report.compute.statistics import CONFIDENCE, median_rate
 from lockstep.report.load import layout
 from lockstep.report.load.layout import Layout
@@ -83,6 +91,12 @@ class Pair:
     def ratio(self) -> float:
         a, b = map(median_rate, self.rates)
         return b / a
+
+    @property
+    def step_s(self) -> tuple[float | None, float | None]:
+        """Return the median over launches of the step time of A and of B; None if unknown."""
+        a, b = ([row.step_s for row in side if row.step_s] for side in (self.a, self.b))
+        return median(a) if a else None, median(b) if b else None
 
     @property
     def peak_memory_bytes(self) -> tuple[int | None, int | None]:
@@ -152,8 +166,9 @@ class Comparison:
 
     Attributes:
         error: Error rate at which the intervals are drawn; their level is 1 - error.
-        environment: Differing fact -> values of A and of B.
-        cautions: Reasons to doubt a difference: "copies", "not-in-turn" or "one-job".
+        environment: Differing fact -> values of A and of B, the cases' factors first.
+        cautions: Reasons to doubt a difference: "copies", "not-in-turn", "one-job", "busy" or
+            "checked", for a warning of the check.
         allowing: Name for `--allow` -> number of points that it would add.
     """
 
@@ -228,14 +243,20 @@ def compare(
             one, other, both = map(replicates.in_one_job, (pair.a, pair.b, [*pair.a, *pair.b]))
             if each.interval and (one or other) and not both:
                 judged[index] = pair, replace(each, verdict=UNKNOWN, in_one_job=True)
+    factors: dict[str, Both] = {}
+    for pair in pairs:
+        for name, both in pair.changed.items():
+            for side, value in zip(factors.setdefault(name, ([], [])), both, strict=True):
+                side += [value] if value not in side else []
     differing, same = environment(launches, rows)
     only_in_a, only_in_b = (
         sorted((key for key in side if key not in paired), key=lambda key: key.world_size)
         for side, paired in zip(points, map(set, zip(*keys, strict=True)), strict=True)
     )
     return Comparison(
-        margin, judged, error, differing, same, [*_cautions(launches, pairs)], only_in_a,
-        only_in_b, ambiguous, allowing, look,
+        margin, judged, error, factors | differing, same,
+        [*_cautions(launches, pairs), *_doubts(pairs, findings)], only_in_a, only_in_b, ambiguous,
+        allowing, look,
     )  # fmt: skip
 
 
@@ -468,6 +489,42 @@ def _cautions(
             yield Reason("one-job", text, "warning", values={"side": letter, "count": count})
 
 
+def _doubts(
+    pairs: Sequence[Pair], findings: tuple[Sequence[Finding], Sequence[Finding]]
+) -> Iterator[Reason]:
+    """Yield what makes the rates of one side doubtful: a busy machine, and warnings of the check.
+
+    They are those by which a report asks for a quiet machine, and by which no gate judges.
+    """
+    for index, letter in enumerate("AB"):
+        points = [(pair.a, pair.b)[index] for pair in pairs]
+        bounds = []
+        for rows in points:
+            series = series_of(rows)[0]
+            known = quantities.find_bottleneck(series, series.base)
+            bounds += [(known, rows[0].world_size)] if known and known.queued >= BUSY else []
+        if bounds:
+            most, size = max(bounds, key=lambda each: each[0].queued)
+            share, ranks = formats.percent(most.queued), formats.counted(size, "rank")
+            waited = formats.number(most.queued * most.step_s, scale=1e3)
+            text = (
+                f"the machine of {letter} was busy: on {ranks}, ranks waited {waited} ms per step "
+                f"for cores, {share} % of the step; measure again on a quiet machine, or with "
+                "fewer ranks or threads"
+            )
+            yield Reason("busy", text, "warning", values={"side": letter, "share": most.queued})
+        touching = [
+            finding for finding in findings[index]
+            if finding.level == "warning" and finding.doubts and finding.rule != FLAGGED
+            and any(map(finding.touches, (row for rows in points for row in rows)))
+        ]  # fmt: skip
+        for group in group_findings(touching):
+            rule, places = group.first.rule, formats.counted(len(group.points), "point")
+            fact = f"{group.facts[0]}: {group.first.why}"
+            text = f"lockstep check of {letter} warns of {rule} on {places}, such as: {fact}"
+            yield Reason("checked", text, "warning", values={"side": letter, "rule": rule})
+
+
 def times(pair: Pair) -> list[dict[str, Any]]:
     """Return the times of the training runs of a point: per epoch, and to an accuracy.
 
@@ -562,6 +619,7 @@ def _record(pair: Pair, judged: Judged) -> dict[str, Any]:
         "origin": pair.a[0].origin,
         "a_launches": len(pair.a), "b_launches": len(pair.b),
         "a_rates": pair.rates[0], "b_rates": pair.rates[1],
+        "a_step_s": pair.step_s[0], "b_step_s": pair.step_s[1],
         "memory_ratio": None if judged.blocked_by else pair.memory_ratio,
         "a_peak_memory_bytes": pair.peak_memory_bytes[0],
         "b_peak_memory_bytes": pair.peak_memory_bytes[1],
