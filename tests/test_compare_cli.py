@@ -68,6 +68,5 @@ def test_what_cannot_be_judged_names_the_change_it_could_have_shown(sides, b, a,
     assert (done.return_value, point["verdict"]) == (0, "not-enough-evidence")
     assert (least is None) == (point["low"] is None) == (len(b) == 1)
     shown = " ".join(done.stdout.split())
-    assert all(
-        text.format(least and f"{float(f'{100 * least:.2g}'):g} %") in shown for text in texts
-    )
+    change = least and f"{float(f'{100 * least:.2g}'):g} %"
+    assert all(text.format(change) in shown for text in texts)

@@ -6,6 +6,7 @@ A point is a case at one world size on one layout. Its ratio is the median of B'
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from lockstep.core.findings import Finding as Reason
 from lockstep.core.flags import Flag
 from lockstep.core.record import DDP_SETTINGS, LOADER_SETTINGS
 from lockstep.core.studies import ON_REQUEST
-from lockstep.measure.causes.bound import BUSY
+from lockstep.measure.causes.bound import BUSY, Bound, Cause
 from lockstep.report import looks
 from lockstep.report.check.checker import (
     FLAGGED,
@@ -97,6 +98,13 @@ class Pair:
         """Return the median over launches of the step time of A and of B; None if unknown."""
         a, b = ([row.step_s for row in side if row.step_s] for side in (self.a, self.b))
         return median(a) if a else None, median(b) if b else None
+
+    @cached_property
+    def bounds(self) -> tuple[Bound | None, Bound | None]:
+        """Return the bottleneck of A and of B; None if it was not timed."""
+        series = (series_of(rows)[0] for rows in (self.a, self.b))
+        a, b = (quantities.find_bottleneck(curve, curve.base) for curve in series)
+        return a, b
 
     @property
     def peak_memory_bytes(self) -> tuple[int | None, int | None]:
@@ -498,13 +506,9 @@ def _doubts(
     """
     for index, letter in enumerate("AB"):
         points = [(pair.a, pair.b)[index] for pair in pairs]
-        bounds = []
-        for rows in points:
-            series = series_of(rows)[0]
-            known = quantities.find_bottleneck(series, series.base)
-            bounds += [(known, rows[0].world_size)] if known and known.queued >= BUSY else []
-        if bounds:
-            most, size = max(bounds, key=lambda each: each[0].queued)
+        known = [(bound, pair.world_size) for pair in pairs if (bound := pair.bounds[index])]
+        most, size = max(known, key=lambda each: each[0].queued, default=(None, 0))
+        if most and most.queued >= BUSY:
             share, ranks = formats.percent(most.queued), formats.counted(size, "rank")
             waited = formats.number(most.queued * most.step_s, scale=1e3)
             text = (
@@ -523,6 +527,21 @@ def _doubts(
             fact = f"{group.facts[0]}: {group.first.why}"
             text = f"lockstep check of {letter} warns of {rule} on {places}, such as: {fact}"
             yield Reason("checked", text, "warning", values={"side": letter, "rule": rule})
+
+
+def changed_causes(pair: Pair) -> list[tuple[Cause, float, float]]:
+    """Return the causes that take more or less of a step in B than in A, and their seconds.
+
+    Only those whose 95 % intervals in A and in B do not overlap, so there is little risk in many.
+    """
+    a, b = ({share.cause: share for share in known.shares} if known else {}
+            for known in pair.bounds)  # fmt: skip
+    return [
+        (cause, share.seconds, b[cause].seconds) for cause, share in a.items()
+        if cause in b and (share.is_shown or b[cause].is_shown)
+        and (one := share.interval) and (other := b[cause].interval)
+        and (one[1] < other[0] or other[1] < one[0])
+    ]  # fmt: skip
 
 
 def times(pair: Pair) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from lockstep.core.formats import (
     DASH,
+    capital,
     counted,
     listed,
     number,
@@ -18,6 +19,7 @@ from lockstep.core.formats import (
     trimmed,
 )
 from lockstep.core.formats import ratio as as_ratio
+from lockstep.measure.causes.bound import NAMES
 from lockstep.report.check.evidence import blocked_text, joined
 from lockstep.report.compare.comparison import (
     FIRST_FACTS,
@@ -25,6 +27,7 @@ from lockstep.report.compare.comparison import (
     Comparison,
     Pair,
     ambiguity,
+    changed_causes,
     other_quantities,
     times,
 )
@@ -447,7 +450,14 @@ def text(
     ]  # fmt: skip
     for aside in asides(comparison):
         parts += [table([aside.columns, *aside.rows]), say([aside.note])]
+    causes = [
+        f"{capital(NAMES[cause])} {'grew' if b > a else 'shrank'} on "
+        f"{counted(pair.world_size, 'rank')} from {number(a, scale=1e3)} to {number(b, scale=1e3)} "
+        f"ms per step: {pair.label}. The 95 % intervals of A and of B do not overlap."
+        for pair, judged in comparison.points if not judged.blocked_by
+        for cause, a, b in changed_causes(pair)
+    ]  # fmt: skip
     look = [comparison.look.sentence] if comparison.has_interval else []
-    notes = [*look, *flag_notes(comparison), *omissions(comparison)]
+    notes = [*causes, *look, *flag_notes(comparison), *omissions(comparison)]
     parts.append(say([*notes, f"next: {advice(comparison)}"]))
     return [lines.plain(line) for part in parts if part for line in (*part, "")][:-1]
