@@ -18,14 +18,8 @@ from lockstep.core.record import DDP_SETTINGS, LOADER_SETTINGS
 from lockstep.core.studies import ON_REQUEST
 from lockstep.measure.causes.bound import BUSY, Bound, Cause
 from lockstep.report import looks
-from lockstep.report.check.checker import (
-    FLAGGED,
-    NOT_OF_SPEED,
-    OF_SPEED,
-    Finding,
-    blocked_by,
-    group_findings,
-)
+from lockstep.report.check.checker import NOT_OF_SPEED, OF_SPEED, blocked_by, group_findings
+from lockstep.report.check.evidence import FLAGGED, Finding
 from lockstep.report.compare.judging import BLOCKED, MARGIN, UNKNOWN, Judged, judge
 from lockstep.report.compute import learning, quantities, replicates, statistics
 from lockstep.report.compute.replicates import independent
@@ -253,8 +247,8 @@ def compare(
                 judged[index] = pair, replace(each, verdict=UNKNOWN, in_one_job=True)
     factors: dict[str, Both] = {}
     for pair in pairs:
-        for name, both in pair.changed.items():
-            for side, value in zip(factors.setdefault(name, ([], [])), both, strict=True):
+        for name, values in pair.changed.items():
+            for side, value in zip(factors.setdefault(name, ([], [])), values, strict=True):
                 side += [value] if value not in side else []
     differing, same = environment(launches, rows)
     only_in_a, only_in_b = (
