@@ -137,8 +137,9 @@ def _crowded(evidence: Evidence, *, is_training: bool) -> Iterator[Finding]:
 
 
 @rule("unequal-ranks", "error",
-      "ranks with more threads are faster, so efficiency compares unequal ranks",
-      "measure every size with the same --threads-per-rank", "series")  # fmt: skip
+      "ranks with different numbers of threads cannot share a curve, so there is no efficiency",
+      "measure every size with the same --threads-per-rank, or compare folders (lockstep compare)",
+      "series")  # fmt: skip
 def unequal_ranks(series: Series) -> Iterator[Finding]:
     """CPU ranks had more threads in one launch than in another."""
     for flag in series.base.flags:

@@ -39,9 +39,9 @@ MEANING = (
     "A point is a case at one world size. Its change compares the median rate over launches "
     "(samples or other work per second) with the median rate of the first campaign. The point is "
     "faster if the change is positive. The interval is that of the geometric mean over launches.",
-    "The column `Could show` gives the smallest change that the launches of a point would detect 9 "
-    "times in 10. A point is too noisy if its interval contains both no change and a change beyond "
-    "the margin.",
+    "The column Could show gives the smallest changes, slower and faster, that the launches of a "
+    "point would detect 9 times in 10. A point is too noisy if its interval contains both no "
+    "change and a change beyond the margin.",
 )
 Ladders = Mapping[str, Sequence[Series]]
 
@@ -105,7 +105,7 @@ def _differences(comparison: Comparison) -> Panel:
     made = panel("differs", "What differs")
     equal = [*map(outcome.fact, comparison.same_facts)]
     rows = []
-    for name, sides in outcome.differences(comparison).items():
+    for name, sides in comparison.environment.items():
         texts = map(outcome.values, sides)
         cut = [t if len(t) <= MAX_FACT else f"{t[: MAX_FACT - 1]}\u2026" for t in texts]
         rows.append([outcome.fact(name), *cut])
@@ -314,7 +314,8 @@ def _rate(rows: Sequence[Row], unit: str) -> str:
 def _least(change: float | None) -> str:
     if change is None:
         return DASH
-    return trimmed(100 * change, 2) if change < 1 else "> 100"
+    slower, faster = (trimmed(100 * each, 2) for each in (change / (1 + change), change))
+    return f"-{slower} or +{faster}" if change <= outcome.MOST_CHANGE else f"> +{outcome.LARGEST}"
 
 
 def _efficiency(rows: Sequence[Row], curves: Sequence[Series] | None, side: int) -> str:

@@ -6,6 +6,7 @@ A point is a case at one world size on one layout. Its ratio is the median of B'
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -15,12 +16,14 @@ from lockstep.core.findings import Finding as Reason
 from lockstep.core.flags import Flag
 from lockstep.core.record import DDP_SETTINGS, LOADER_SETTINGS
 from lockstep.core.studies import ON_REQUEST
+from lockstep.measure.causes.bound import BUSY, Bound, Cause
 from lockstep.report import looks
-from lockstep.report.check.checker import NOT_OF_SPEED, OF_SPEED, Finding, blocked_by
+from lockstep.report.check.checker import NOT_OF_SPEED, OF_SPEED, blocked_by, group_findings
+from lockstep.report.check.evidence import FLAGGED, Finding
 from lockstep.report.compare.judging import BLOCKED, MARGIN, UNKNOWN, Judged, judge
 from lockstep.report.compute import learning, quantities, replicates, statistics
 from lockstep.report.compute.replicates import independent
-from lockstep.report.compute.scaling import label
+from lockstep.report.compute.scaling import label, series_of
 from lockstep.report.compute.statistics import CONFIDENCE, median_rate
 from lockstep.report.load import layout
 from lockstep.report.load.layout import Layout
@@ -83,6 +86,19 @@ class Pair:
     def ratio(self) -> float:
         a, b = map(median_rate, self.rates)
         return b / a
+
+    @property
+    def step_s(self) -> tuple[float | None, float | None]:
+        """Return the median over launches of the step time of A and of B; None if unknown."""
+        a, b = ([row.step_s for row in side if row.step_s] for side in (self.a, self.b))
+        return median(a) if a else None, median(b) if b else None
+
+    @cached_property
+    def bounds(self) -> tuple[Bound | None, Bound | None]:
+        """Return the bottleneck of A and of B; None if it was not timed."""
+        series = (series_of(rows)[0] for rows in (self.a, self.b))
+        a, b = (quantities.find_bottleneck(curve, curve.base) for curve in series)
+        return a, b
 
     @property
     def peak_memory_bytes(self) -> tuple[int | None, int | None]:
@@ -152,8 +168,9 @@ class Comparison:
 
     Attributes:
         error: Error rate at which the intervals are drawn; their level is 1 - error.
-        environment: Differing fact -> values of A and of B.
-        cautions: Reasons to doubt a difference: "copies", "not-in-turn" or "one-job".
+        environment: Differing fact -> values of A and of B, the cases' factors first.
+        cautions: Reasons to doubt a difference: "copies", "not-in-turn", "one-job", "busy" or
+            "checked", for a warning of the check.
         allowing: Name for `--allow` -> number of points that it would add.
     """
 
@@ -228,14 +245,20 @@ def compare(
             one, other, both = map(replicates.in_one_job, (pair.a, pair.b, [*pair.a, *pair.b]))
             if each.interval and (one or other) and not both:
                 judged[index] = pair, replace(each, verdict=UNKNOWN, in_one_job=True)
+    factors: dict[str, Both] = {}
+    for pair in pairs:
+        for name, values in pair.changed.items():
+            for side, value in zip(factors.setdefault(name, ([], [])), values, strict=True):
+                side += [value] if value not in side else []
     differing, same = environment(launches, rows)
     only_in_a, only_in_b = (
         sorted((key for key in side if key not in paired), key=lambda key: key.world_size)
         for side, paired in zip(points, map(set, zip(*keys, strict=True)), strict=True)
     )
     return Comparison(
-        margin, judged, error, differing, same, [*_cautions(launches, pairs)], only_in_a,
-        only_in_b, ambiguous, allowing, look,
+        margin, judged, error, factors | differing, same,
+        [*_cautions(launches, pairs), *_doubts(pairs, findings)], only_in_a, only_in_b, ambiguous,
+        allowing, look,
     )  # fmt: skip
 
 
@@ -468,6 +491,53 @@ def _cautions(
             yield Reason("one-job", text, "warning", values={"side": letter, "count": count})
 
 
+def _doubts(
+    pairs: Sequence[Pair], findings: tuple[Sequence[Finding], Sequence[Finding]]
+) -> Iterator[Reason]:
+    """Yield what makes the rates of one side doubtful: a busy machine, and warnings of the check.
+
+    They are those by which a report asks for a quiet machine, and by which no gate judges.
+    """
+    for index, letter in enumerate("AB"):
+        points = [(pair.a, pair.b)[index] for pair in pairs]
+        known = [(bound, pair.world_size) for pair in pairs if (bound := pair.bounds[index])]
+        most, size = max(known, key=lambda each: each[0].queued, default=(None, 0))
+        if most and most.queued >= BUSY:
+            share, ranks = formats.percent(most.queued), formats.counted(size, "rank")
+            waited = formats.number(most.queued * most.step_s, scale=1e3)
+            text = (
+                f"the machine of {letter} was busy: on {ranks}, ranks waited {waited} ms per step "
+                f"for cores, {share} % of the step; measure again on a quiet machine, or with "
+                "fewer ranks or threads"
+            )
+            yield Reason("busy", text, "warning", values={"side": letter, "share": most.queued})
+        touching = [
+            finding for finding in findings[index]
+            if finding.level == "warning" and finding.doubts and finding.rule != FLAGGED
+            and any(map(finding.touches, (row for rows in points for row in rows)))
+        ]  # fmt: skip
+        for group in group_findings(touching):
+            rule, places = group.first.rule, formats.counted(len(group.points), "point")
+            fact = f"{group.facts[0]}: {group.first.why}"
+            text = f"lockstep check of {letter} warns of {rule} on {places}, such as: {fact}"
+            yield Reason("checked", text, "warning", values={"side": letter, "rule": rule})
+
+
+def changed_causes(pair: Pair) -> list[tuple[Cause, float, float]]:
+    """Return the causes that take more or less of a step in B than in A, and their seconds.
+
+    Only those whose 95 % intervals in A and in B do not overlap, so there is little risk in many.
+    """
+    a, b = ({share.cause: share for share in known.shares} if known else {}
+            for known in pair.bounds)  # fmt: skip
+    return [
+        (cause, share.seconds, b[cause].seconds) for cause, share in a.items()
+        if cause in b and (share.is_shown or b[cause].is_shown)
+        and (one := share.interval) and (other := b[cause].interval)
+        and (one[1] < other[0] or other[1] < one[0])
+    ]  # fmt: skip
+
+
 def times(pair: Pair) -> list[dict[str, Any]]:
     """Return the times of the training runs of a point: per epoch, and to an accuracy.
 
@@ -562,6 +632,7 @@ def _record(pair: Pair, judged: Judged) -> dict[str, Any]:
         "origin": pair.a[0].origin,
         "a_launches": len(pair.a), "b_launches": len(pair.b),
         "a_rates": pair.rates[0], "b_rates": pair.rates[1],
+        "a_step_s": pair.step_s[0], "b_step_s": pair.step_s[1],
         "memory_ratio": None if judged.blocked_by else pair.memory_ratio,
         "a_peak_memory_bytes": pair.peak_memory_bytes[0],
         "b_peak_memory_bytes": pair.peak_memory_bytes[1],

@@ -4,7 +4,7 @@ It projects the page of a comparison and the losses of both sides into the form 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +69,9 @@ def write(
         "[[judged]]": paragraphs(sections["method"]["lead"]),
     }
     against = [each for side in (before, after) for each in choices.objections(side, chosen, False)]
+    both = replace(before.results, launches=[*before.results.launches, *after.results.launches])
     text = texts.document(
-        choices.read_form(FORM), before.results, chosen, choices.read_planned_runs(None), None,
+        choices.read_form(FORM), both, chosen, choices.read_planned_runs(None), None,
         None, specs,
         list({each.text: each for each in against}.values()), None, GOOD_EFFICIENCY, blocks,
     )  # fmt: skip

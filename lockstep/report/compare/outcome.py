@@ -9,6 +9,7 @@ from typing import Any
 
 from lockstep.core.formats import (
     DASH,
+    capital,
     counted,
     listed,
     number,
@@ -18,6 +19,7 @@ from lockstep.core.formats import (
     trimmed,
 )
 from lockstep.core.formats import ratio as as_ratio
+from lockstep.measure.causes.bound import NAMES
 from lockstep.report.check.evidence import blocked_text, joined
 from lockstep.report.compare.comparison import (
     FIRST_FACTS,
@@ -25,12 +27,13 @@ from lockstep.report.compare.comparison import (
     Comparison,
     Pair,
     ambiguity,
+    changed_causes,
     other_quantities,
     times,
 )
 from lockstep.report.compare.judging import BLOCKED, FASTER, SAME, SLOWER, UNKNOWN, Judged
 from lockstep.report.compute.scaling import WIDEST
-from lockstep.report.compute.statistics import launches_needed
+from lockstep.report.compute.statistics import CONFIDENCE, launches_needed
 from lockstep.report.words import lines
 
 JudgedPair = tuple[Pair, Judged]
@@ -93,17 +96,24 @@ def outcome(points: Sequence[JudgedPair]) -> Outcome:
     )
     seen = ""
     if changes and (usual := median_high(changes)) <= MOST_CHANGE:
-        least = f"a change of {trimmed(100 * usual, 2)} % or more"
-        seen = f"{least} would have been detected 9 times in 10"
+        seen = f"a point {both_ways(usual)} would have been detected 9 times in 10"
         if (most := changes[-1]) > usual:
-            worst = f"{trimmed(100 * most, 2)} %" if most <= MOST_CHANGE else "more than 1,000 %"
-            seen += f" at the median point, and of {worst} at the noisiest"
+            more = "" if most <= MOST_CHANGE else "more than "
+            worst = f"{more}{both_ways(min(most, MOST_CHANGE))}"
+            seen += f" at the noise of the median point, and {worst} at that of the noisiest"
     kind = "unshown"
     if slower or faster:
         kind = "differs"
     elif len(counts) == 1:
         kind = {BLOCKED: "blocked", SAME: "same"}.get(next(iter(counts)), kind)
     return Outcome(kind, counts, slower, faster, seen)
+
+
+def both_ways(change: float) -> str:
+    """Return a change that noise would hide as text: by how much faster, and by how much slower."""
+    more = f"{trimmed(100 * change, 2)} % faster" if change < 1 else (
+        f"{trimmed(1 + change, 2)} times as fast")  # fmt: skip
+    return f"{more} or {trimmed(100 * change / (1 + change), 2)} % slower"
 
 
 def kind_of(judged: Judged) -> str:
@@ -119,20 +129,10 @@ def short(judged: Judged) -> str:
     return KINDS[kind_of(judged)][0]
 
 
-def differences(comparison: Comparison) -> dict[str, Both]:
-    """Return the facts that differ and their values in A and B, the cases' factors first."""
-    factors: dict[str, Both] = {}
-    for pair, _ in comparison.points:
-        for name, both in pair.changed.items():
-            for side, value in zip(factors.setdefault(name, ([], [])), both, strict=True):
-                side += [value] if value not in side else []
-    return factors | comparison.environment
-
-
 def main_differences(comparison: Comparison) -> dict[str, Both]:
     """Return the differing factors, software and devices, the subjects of most comparisons."""
     names = {name for pair, _ in comparison.points for name in pair.changed} | {*FIRST_FACTS}
-    return {name: both for name, both in differences(comparison).items() if name in names}
+    return {name: both for name, both in comparison.environment.items() if name in names}
 
 
 def values(of_side: Sequence[Any]) -> str:
@@ -152,7 +152,7 @@ def fact(name: str) -> str:
 
 def difference(comparison: Comparison) -> str:
     """Return the start of a sentence that names what differs between A and B."""
-    main, every = main_differences(comparison), differences(comparison)
+    main, every = main_differences(comparison), comparison.environment
     if copies := [own for own in comparison.cautions if own.kind == "copies"]:
         shared = counted(copies[0].values["count"], "launch")
         return f"A and B share {shared}, which cannot show a difference"
@@ -247,6 +247,8 @@ def advice(comparison: Comparison) -> str:
     for kind in filter(summary.counts.__getitem__, unknown):
         return unknown[kind]
     if summary.kind == "differs":
+        if "busy" in cautions:
+            return "Measure again on a quiet machine, in the order A B B A."
         if "not-in-turn" in cautions:
             return "Measure again in the order A B B A: the machine may have drifted."
         names = [fact(name) for name in main_differences(comparison)]
@@ -334,12 +336,14 @@ def rule(comparison: Comparison) -> list[str]:
     tested = sum(judged.interval is not None for _, judged in comparison.points)
     if not tested:
         return []
-    level, num_points = 100 * (1 - comparison.error), counted(tested, "point")
+    level, share = 100 * (1 - comparison.error), 100 * comparison.look.share
+    corrected = f", corrected for {tested} points" if tested > 1 else ""
     low, high = 1 / (1 + comparison.margin), 1 + comparison.margin
     text = (
-        f"Confidence level of the intervals: {level:.3g} %, corrected for {num_points}. A "
-        f"point is the same if its interval lies within {low:.3f} to {high:.3f}. A point is "
-        "faster or slower if its interval goes beyond this range and excludes 1."
+        f"Confidence level of the intervals: {level:.3g} %{corrected}; this judgement uses "
+        f"{share:.3g} % of the {100 * (1 - CONFIDENCE):g} % risk of a false claim. A point is the "
+        f"same if its interval lies within {low:.3f} to {high:.3f}. A point is faster or slower if "
+        "its interval goes beyond this range and excludes 1."
     )
     if any(interval(judged) == TOO_WIDE for _, judged in comparison.points):
         text += (
@@ -410,7 +414,7 @@ def text(
         return [line for text in redacted(texts) for line in lines.sentence(text)]
 
     circumstances = [
-        f"differs: {name}: {in_a} in A, {in_b} in B"
+        f"differs: {fact(name)}: {in_a} in A, {in_b} in B"
         for name, sides in comparison.environment.items()
         for in_a, in_b in [map(values, sides)]
     ]
@@ -420,11 +424,13 @@ def text(
     elif not comparison.environment:
         circumstances.append("environment: neither A nor B recorded an environment")
     cautions = [f"warning: {own.text}" for own in comparison.cautions]
-    points = [["verdict", "ranks", "launches", "ratio", "interval", "memory", "case"]]
+    points = [["verdict", "ranks", "launches", "A (ms)", "B (ms)", "ratio", "interval", "memory",
+               "case"]]  # fmt: skip
     for pair, judged in comparison.points:
         why = f"; {blocked_text(judged.blocked_by)}" if judged.blocked_by else ""
         points.append([
             judged.verdict, str(pair.world_size), f"{len(pair.a)} + {len(pair.b)}",
+            *(number(step_s, scale=1e3) for step_s in pair.step_s),
             DASH if why else f"{judged.ratio:.3f}", interval(judged), memory(pair, judged),
             f"{pair.label}{why}",
         ])  # fmt: skip
@@ -433,17 +439,25 @@ def text(
         say([
             f"A: {names[0]}", f"B: {names[1]}", "ratio: rate of B / rate of A, so B is faster if "
                                                 "the ratio is above 1",
+            "A (ms), B (ms): median time of a step",
             "memory: peak memory of B / peak memory of A, on the rank with the most; no verdict "
             "uses this ratio",
         ]),
         say([f"{difference(comparison)}: {sentence(summary, comparison.margin)}"]),
-        say([*circumstances, *cautions]),
+        say([*cautions, *circumstances]),
         table(points),
         say(rule(comparison)),
     ]  # fmt: skip
     for aside in asides(comparison):
         parts += [table([aside.columns, *aside.rows]), say([aside.note])]
+    causes = [
+        f"{capital(NAMES[cause])} {'grew' if b > a else 'shrank'} on "
+        f"{counted(pair.world_size, 'rank')} from {number(a, scale=1e3)} to {number(b, scale=1e3)} "
+        f"ms per step: {pair.label}. The 95 % intervals of A and of B do not overlap."
+        for pair, judged in comparison.points if not judged.blocked_by
+        for cause, a, b in changed_causes(pair)
+    ]  # fmt: skip
     look = [comparison.look.sentence] if comparison.has_interval else []
-    notes = [*look, *flag_notes(comparison), *omissions(comparison)]
+    notes = [*causes, *look, *flag_notes(comparison), *omissions(comparison)]
     parts.append(say([*notes, f"next: {advice(comparison)}"]))
     return [lines.plain(line) for part in parts if part for line in (*part, "")][:-1]

@@ -181,8 +181,10 @@ def _title(study: str) -> str:
 
 
 def _relative(series: Sequence[Series]) -> str:
-    bases = dict.fromkeys(parts.baseline_text(curve) for curve in series[:MAX_CURVES])
-    return f"Relative to {'; '.join(bases)}."
+    bases = [parts.baseline_text(curve) for curve in series[:MAX_CURVES]]
+    if len(set(bases)) > 1:
+        bases = [f"{text} ({curve.label})" for text, curve in zip(bases, series, strict=False)]
+    return f"Relative to {'; '.join(dict.fromkeys(bases))}."
 
 
 def _predicted_text(curves: list[dict[str, Any]]) -> str:
