@@ -100,7 +100,6 @@ def test_one_launch_a_recording_and_the_example_are_objections(tmp_path):
     text = (to / "proposal.md").read_text()
     assert "Student" not in text
     assert "warm-up" not in text
-    assert "The applicant must state" in text
 
 
 def test_evidence_needs_no_force_and_the_production_row_is_the_largest_good_size(tmp_path):
