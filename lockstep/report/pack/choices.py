@@ -412,7 +412,8 @@ def objections(evaluation: Evaluation, chosen: Chosen, is_example: bool) -> Iter
     for finding in errors(evaluation.findings):
         text = f"{finding.rule}: {finding.where}: {finding.message}"
         yield Objection("check", text, finding.record())
-    for finding in checker.find_doubting(_touching(evaluation.findings, chosen.cited)):
+    warned = warnings(evaluation.findings, chosen)
+    for finding in _touching(checker.find_doubting(warned), chosen.cited):
         text = f"{finding.rule}: {finding.where}: {finding.message}"
         yield Objection("doubted", text, finding.record())
     if left_out := evaluation.left_out:

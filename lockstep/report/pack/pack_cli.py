@@ -20,7 +20,7 @@ EXAMPLES = """
   lockstep report results/first --proposal generic --work example --to pack --despite
 
 --proposal writes a folder that answers a programme's headings: two pages of text as Markdown and
-LaTeX, figures as SVG, PDF and PNG, and all numbers as JSON. The forms development, paper and slides
+LaTeX, figures as SVG, PDF and PNG, and numbers as JSON. The forms development, paper and slides
 make a longer proposal, a paper and five slides. No pack is written (exit code 1) if the check finds
 errors or doubts the production point, if points are flagged or have only one launch, if results
 come from CPUs or the recorded demo, or if the plans are those of `example`. With --despite, the
