@@ -67,6 +67,7 @@ def test_it_answers_every_heading_in_order_and_each_cell_is_a_number_of_the_json
     assert [head for head in heads if head in EUROHPC] == list(EUROHPC)
     points = json.loads((pack / "numbers.json").read_text())["points"]
     assert points == json.loads(run(measured / "fp32", "--json").stdout)["points"]
+    assert min(point["all_reduce_s_low"] or 0.0 for point in points) >= 0.0
     rows = [re.split(r" \| ", line.replace("*", "").strip("| ")) for line in text.splitlines()]
     ladders = [point for point in points if point["study"] in LADDERS]
     assert {point["study"] for point in ladders} == {*LADDERS}
@@ -113,10 +114,8 @@ def test_evidence_needs_no_force_and_the_production_row_is_the_largest_good_size
     apart = strong_tree(tmp_path / "apart", {1: (0.1, 0.14), 2: (0.05, 0.051)})
     assert "objection: launches-apart: " in run(apart, "--proposal", "generic").output
     assert "70 % efficiency or more: not shown" in " ".join(run(apart).output.split())
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "mine.txt").touch()
     with pytest.raises(ValueError, match="holds files that are not a pack"):
-        run(folder, "--proposal", "generic", "--to", tmp_path / "other")
+        run(folder, "--proposal", "generic", "--to", tmp_path)
 
 
 def test_the_production_point_is_in_the_tables_and_may_be_objected_to(tmp_path):

@@ -166,8 +166,9 @@ def _part(name: str) -> Callable[[Place], quantities.Ends]:
     def take(place: Place) -> quantities.Ends:
         value, ends = place.parts.get(name, quantities.UNKNOWN)
         # A difference that noise takes below 0 keeps its interval.
-        is_clipped = ends is not None and value is not None and value >= 0
-        return value, (max(ends[0], 0.0), ends[1]) if is_clipped else ends
+        if ends is not None and value is not None and value >= 0:
+            ends = max(ends[0], 0.0), ends[1]
+        return value, ends
 
     return take
 

@@ -109,7 +109,7 @@ def write(
         "budget": plan,
         "jobs": jobs,
         "warnings": [finding.record() for finding in warned],
-        "objections": [{"kind": each.kind} | each.facts for each in against],
+        "objections": [each.facts | {"kind": each.kind} for each in against],
     }
     for path in texts.write(folder, *redact((text, specs, numbers))):
         click.echo(click.format_filename(path))
