@@ -98,11 +98,10 @@ def document(
         ],
         "wide": f"{WIDE:g}",
         "ranks_per_node": method.span_of(filter(None, per_node)),
-        "gradient_mb": method.span_of(
-            number(size / 1e6) for size in dict.fromkeys(
-                own.details.get("gradient_bytes") for own in production.rows
-            ) if size
-        ),
+        "gradient_mb": listed(dict.fromkeys(
+            number(float(size), scale=1 / 1e6) for own in production.rows
+            if (size := own.details.get("gradient_bytes"))
+        )),
         "agreements": [
             f"{100 * (each['ratio'] - 1):+.1f} % on {counted(each['world_size'], noun)}"
             for each in chosen.agreements
