@@ -67,6 +67,7 @@ def test_it_answers_every_heading_in_order_and_each_cell_is_a_number_of_the_json
     assert [head for head in heads if head in EUROHPC] == list(EUROHPC)
     points = json.loads((pack / "numbers.json").read_text())["points"]
     assert points == json.loads(run(measured / "fp32", "--json").stdout)["points"]
+    assert min(point["all_reduce_s_low"] or 0.0 for point in points) >= 0.0
     rows = [re.split(r" \| ", line.replace("*", "").strip("| ")) for line in text.splitlines()]
     ladders = [point for point in points if point["study"] in LADDERS]
     assert {point["study"] for point in ladders} == {*LADDERS}
@@ -82,8 +83,7 @@ def test_it_answers_every_heading_in_order_and_each_cell_is_a_number_of_the_json
 
 def test_it_refuses_what_is_no_evidence_and_says_so_where_it_is_forced(measured, tmp_path, pack):
     refused = run(measured / "fp32", "--proposal", "generic", "--to", tmp_path / "none")
-    assert refused.return_value == 1
-    assert not (tmp_path / "none").exists()
+    assert (refused.return_value, (tmp_path / "none").exists()) == (1, False)
     kinds = {one["kind"] for one in json.loads((pack / "numbers.json").read_text())["objections"]}
     assert "cpus" in kinds
     for name in ("proposal.md", "proposal.tex"):
@@ -98,9 +98,7 @@ def test_one_launch_a_recording_and_the_example_are_objections(tmp_path):
     found = json.loads((to / "numbers.json").read_text())["objections"]
     assert {"recorded", "no-interval", "example"} <= {one["kind"] for one in found}
     text = (to / "proposal.md").read_text()
-    assert "Student" not in text
-    assert "warm-up" not in text
-    assert "The applicant must state" in text
+    assert re.search("Student|warm-up", text) is None
 
 
 def test_evidence_needs_no_force_and_the_production_row_is_the_largest_good_size(tmp_path):
@@ -113,10 +111,11 @@ def test_evidence_needs_no_force_and_the_production_row_is_the_largest_good_size
     figure = (tmp_path / "good-generic" / "figures" / "strong-efficiency.svg").read_text()
     assert (figure.count("Basis:"), "\u2026" in figure) == (1, False)
     assert run(folder, "--proposal", "generic").return_value == 0  # its own folder again
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "mine.txt").touch()
+    apart = strong_tree(tmp_path / "apart", {1: (0.1, 0.14), 2: (0.05, 0.051)})
+    assert "objection: launches-apart: " in run(apart, "--proposal", "generic").output
+    assert "70 % efficiency or more: not shown" in " ".join(run(apart).output.split())
     with pytest.raises(ValueError, match="holds files that are not a pack"):
-        run(folder, "--proposal", "generic", "--to", tmp_path / "other")
+        run(folder, "--proposal", "generic", "--to", tmp_path)
 
 
 def test_the_production_point_is_in_the_tables_and_may_be_objected_to(tmp_path):
@@ -178,7 +177,7 @@ def test_the_text_claims_only_what_was_measured_and_its_card_fits_the_page(tmp_p
     (shipped, *_) = recorded.list_shipped().values()
     recorded.unpack(shipped, tmp_path / "demo")
     work, to = tmp_path / "work.toml", tmp_path / "pack"
-    work.write_text(WORK)
+    work.write_text(f'{WORK}[[runs]]\ntype = "Far"\nnodes = 8\nsteps = 9\npredicted = true\n')
     asked = ("--proposal", "development", "--work", work, "--despite", "--to", to)
     ended = run(tmp_path / "demo", *asked)
     assert "does not use these keys of [statements]: introduction\n" in ended.output
@@ -187,6 +186,7 @@ def test_the_text_claims_only_what_was_measured_and_its_card_fits_the_page(tmp_p
     for claim in (
         "ideal step; 101 ms (94.7 to 107) of them are spent waiting for communication.",
         "The step time of Long (0.206 s, 8 nodes) is given by the applicant and was not measured",
+        "predicts 206 ms from the production series, 90 % interval 153 to 278 ms", "%), below 70 %",
         "overlap is 10.8 % on 2 ranks (95 % interval 2.4 to 19.1 %), 9.2 % on 4 ranks (95 % inter",
         "scaling on 2 ranks, a step takes 340 ms", "| 0.206 (given) |", "waits 8.00 ms per",
         "use 4 ranks at global batch 64, where efficiency is 53.0 %, below 70 %.",

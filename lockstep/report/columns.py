@@ -163,7 +163,14 @@ def _epoch(place: Place) -> quantities.Ends:
 
 
 def _part(name: str) -> Callable[[Place], quantities.Ends]:
-    return lambda place: place.parts.get(name, quantities.UNKNOWN)
+    def take(place: Place) -> quantities.Ends:
+        value, ends = place.parts.get(name, quantities.UNKNOWN)
+        # A difference that noise takes below 0 keeps its interval.
+        if ends is not None and value is not None and value >= 0:
+            ends = max(ends[0], 0.0), ends[1]
+        return value, ends
+
+    return take
 
 
 def _phase(name: str) -> Callable[[Place], float | None]:

@@ -51,6 +51,11 @@ def find_blocking(findings: Iterable[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.level == "error" or finding.rule in OF_SPEED]
 
 
+def find_doubting(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the warnings that make ratios doubtful: whether they reach a target is not shown."""
+    return [finding for finding in findings if finding.level == "warning" and finding.doubts]
+
+
 def blocked_by(
     findings: Iterable[Finding], rows: Iterable[Row], *, of_speed: bool = True
 ) -> list[str]:

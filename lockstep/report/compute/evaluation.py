@@ -84,20 +84,26 @@ def evaluate_folder(folder: Path, coming: Collection[str] = ()) -> Evaluation:
 
 
 def finish(series: Sequence[Series], findings: Sequence[Finding]) -> list[Series]:
-    """Return series whose points hold the rules that block their ratios, and the sizes warned of.
+    """Return series whose points hold the rules that block or doubt their ratios, and warned sizes.
 
-    An error blocks the ratios of each point that it touches, or whose baseline it touches. Targets
-    keep their ratios.
+    An error blocks the ratios of each point that it touches, or whose baseline it touches; a
+    warning may make them doubtful. Targets keep their ratios.
     """
     warned = checker.find_warned(findings)
-    blocking = checker.find_blocking(findings)  # warnings, which most points may have, do not block
+    kinds = [checker.find_blocking(findings), checker.find_doubting(findings)]
     points: dict[int, Point] = {}
     finished: dict[int, Series] = {}
     for old in series:
         for point in old.points:
             rows = [*point.rows, *old.base.rows]
-            rules = checker.list_touching(blocking, rows) if old.row.origin != "target" else []
-            points[id(point)] = replace(point, blocked_by=rules) if rules else point
+            blocking, doubting = (
+                checker.list_touching(own, rows) if old.row.origin != "target" else []
+                for own in kinds
+            )
+            is_sound = not blocking and not doubting
+            points[id(point)] = (
+                point if is_sound else replace(point, blocked_by=blocking, doubted_by=doubting)
+            )
         finished[id(old)] = replace(
             old,
             base=points[id(old.base)],

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from lockstep.core.flags import Flag
-from lockstep.core.formats import counted
+from lockstep.core.formats import counted, listed
 from lockstep.core.studies import WITHOUT_COST, WITHOUT_RATIO
 from lockstep.report.compute import diagnosis, replicates
 from lockstep.report.compute.statistics import (
@@ -54,6 +54,7 @@ class Point:
         cost: Device-hours times the price of a device-hour.
         flag_numbers: Numbers of its flags, counted over all series.
         blocked_by: Rules of the check whose errors block the ratios, see `evaluation`.
+        doubted_by: Rules whose warnings make the ratios doubtful, so no target is shown.
     """
 
     world_size: int
@@ -81,6 +82,7 @@ class Point:
     cost: float | None = None
     flags: list[Flag] = field(default_factory=list)
     blocked_by: list[str] = field(default_factory=list)
+    doubted_by: list[str] = field(default_factory=list)
     flag_numbers: list[int] = field(default_factory=list)
 
     @property
@@ -122,8 +124,11 @@ class Point:
     def reaches(self, least: float) -> bool | None:
         """Tell whether the efficiency is at least `least`; None if its interval contains `least`.
 
+        None also if a warning of the check makes the efficiency doubtful.
         Imported values without an interval are taken as they are.
         """
+        if self.doubted_by:
+            return None
         if self.efficiency_interval is None:
             is_measured = self.rows[0].origin == "measured"
             return None if is_measured else self.parallel_efficiency >= least
@@ -212,7 +217,10 @@ class Series:
         return [point for point in self.above if point.reaches(threshold) is None]
 
     def launches_to_show(self, threshold: float) -> str:
-        """Return how many launches show whether the unshown points reach an efficiency."""
+        """Return what launches show whether the unshown points reach an efficiency."""
+        doubts = dict.fromkeys(rule for p in self.unshown(threshold) for rule in p.doubted_by)
+        if doubts:
+            return f"launches of each size without a warning of check (now {listed(doubts, 4)})"
         sizes = {p: threshold * p.world_size / self.baseline for p in self.unshown(threshold)}
         return launches_to_show(self.base, sizes)
 

@@ -460,7 +460,7 @@ def block(
     """
     own = {id(row) for row in results.rows}
     warnings = [finding for finding in findings if finding.level == "warning"]
-    doubting = [finding for finding in warnings if finding.doubts]
+    doubting = checker.find_doubting(findings)
     judged = []
     for verdict in verdicts:
         rows = [row for row in verdict.rows if id(row) in own]

@@ -22,12 +22,15 @@ from lockstep.core import inputs
 from lockstep.core.formats import counted, listed
 from lockstep.core.inputs import MAX_RATE, SchemaVersion
 from lockstep.core.studies import LADDERS, WorkScaling
+from lockstep.report.check import checker
 from lockstep.report.check.checker import errors
+from lockstep.report.check.evidence import FLAGGED, Finding
 from lockstep.report.compute.evaluation import Evaluation
 from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series
 from lockstep.report.load import recorded
 from lockstep.report.load.results import Results
 from lockstep.report.page import accounts
+from lockstep.report.predict import predict_record, prediction
 
 Count = Annotated[int, Field(ge=1, le=10**12)]
 Amount = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
@@ -56,6 +59,9 @@ class Run(_Table):
     step_s: Amount | None = Field(
         None, description="seconds per step; by default the mean measured on this number of nodes"
     )
+    predicted: bool = Field(
+        False, description="predict the time of a step on this number of nodes, not measured"
+    )
     node_hours: Amount | None = Field(
         None, description="node-hours of all these runs, in place of hours or steps"
     )
@@ -72,6 +78,8 @@ class Run(_Table):
             raise ValueError(f"run {self.type!r}: set nodes to the number of nodes of a run")
         if self.step_s is not None and self.steps is None:
             raise ValueError(f"run {self.type!r}: step_s needs steps")
+        if self.predicted and (self.steps is None or self.step_s is not None):
+            raise ValueError(f"run {self.type!r}: predicted needs steps, and no step_s")
         return self
 
 
@@ -175,6 +183,11 @@ class Chosen:
         """The points in the tables."""
         return [point for curve in self.shown for point in curve.points]
 
+    @property
+    def cited(self) -> list[Point]:
+        """The production point and its baseline."""
+        return [self.production, self.series.base]
+
 
 def choose(series: Sequence[Series], wanted: Production | None, threshold: float) -> Chosen:
     """Return the series and the production point of the pack.
@@ -236,18 +249,21 @@ def _work(point: Point) -> tuple[object, ...]:
             row.global_batch)  # fmt: skip
 
 
-def plan_node_hours(work: Work, series: Series, production: Point) -> dict[str, Any] | None:
+def plan_node_hours(
+    work: Work, series: Series, production: Point, findings: Sequence[Finding] = ()
+) -> dict[str, Any] | None:
     """Return the milestones and their node-hours as planned, with losses, and as charged.
 
     None if no run is planned. Step times are from the production point's ladder; others have
     another model or batch.
 
     Raises:
-        ValueError: A step time was not measured on the number of nodes, and `step_s` is not set.
+        ValueError: A step time was not measured on the number of nodes, and is neither given nor
+            predicted, or its prediction is refused.
     """
     if not work.runs:
         return None
-    milestones = [_milestone(run, work, series, production) for run in work.runs]
+    milestones = [_milestone(run, work, series, production, findings) for run in work.runs]
     total = sum(line["node_hours"] for line in milestones)
     losses = total * (1 + work.overhead) / (1 - work.failed_share)
     return {
@@ -257,18 +273,24 @@ def plan_node_hours(work: Work, series: Series, production: Point) -> dict[str, 
     }  # fmt: skip
 
 
-def _milestone(run: Run, work: Work, series: Series, production: Point) -> dict[str, Any]:
+def _milestone(
+    run: Run, work: Work, series: Series, production: Point, findings: Sequence[Finding]
+) -> dict[str, Any]:
     """Return a line of the milestones; its `source` says where its time comes from.
 
-    That is from steps at the `measured` or at a `given` time, from `hours`, or from a `lump` of
-    node-hours. The efficiency is that of the point where the step was measured.
+    That is from steps at the `measured`, a `predicted` or a `given` time, from `hours`, or from a
+    `lump` of node-hours. The efficiency is that of the point where the step was measured.
     """
     num_runs, num_nodes, node_hours = run.runs * run.repeats, run.nodes, run.node_hours
     source = "hours" if run.steps is None else "given"
-    step_s, hours, point = run.step_s, run.hours, None
+    step_s, hours, point, record = run.step_s, run.hours, None, None
     if run.steps is not None:
-        if step_s is None:
+        if run.predicted:
+            source, record = "predicted", _predict(run, series, findings)
+            step_s = record["step_s"]
+        elif step_s is None:
             source, (step_s, point) = "measured", _measured_step(run, series, production)
+        assert step_s is not None
         hours = run.steps * step_s / SECONDS_PER_HOUR
     if node_hours is None:
         assert hours is not None
@@ -284,7 +306,24 @@ def _milestone(run: Run, work: Work, series: Series, production: Point) -> dict[
         "case": series.case if point else None,
         "global_batch": point.rows[0].global_batch if point else None,
         "efficiency": point.parallel_efficiency if point else None,
+        "prediction": record,
     }  # fmt: skip
+
+
+def _predict(run: Run, series: Series, findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return the prediction of the production series on the run's nodes, all their ranks in use."""
+    ranks_per_node = [point.rows[0].ranks_per_node for point in series.points]
+    assert run.nodes is not None
+    if not all(ranks_per_node):
+        raise ValueError(f"run {run.type!r}: the ranks per node are not recorded; set step_s")
+    at = run.nodes * max(filter(None, ranks_per_node))
+    predicted = prediction.predict(prediction.ladder_of(series, {}, findings), at)
+    if predicted.refusal:
+        raise ValueError(
+            f"run {run.type!r}: no step is predicted on {at} ranks: {predicted.refusal.text}; set "
+            "step_s, or measure this size"
+        )
+    return predict_record.prediction_record(series, predicted)
 
 
 def _measured_step(run: Run, series: Series, production: Point) -> tuple[float, Point]:
@@ -296,8 +335,8 @@ def _measured_step(run: Run, series: Series, production: Point) -> tuple[float, 
     known = sorted({point.rows[0].num_nodes or 0 for point in points} - {0})
     raise ValueError(
         f"run {run.type!r}: the production series {series.case} was measured on {known} nodes, but "
-        f"not on {run.nodes}; set step_s or another production point in the file of --work, or "
-        "measure this number of nodes"
+        f"not on {run.nodes}; set predicted = true, step_s or another production point in the file "
+        "of --work, or measure this number of nodes"
     )
 
 
@@ -334,11 +373,24 @@ def jobs(results: Results) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
+def warnings(findings: Sequence[Finding], chosen: Chosen) -> list[Finding]:
+    """Return the warnings about points of the tables; flags have an objection of their own."""
+    own = [each for each in findings if each.level == "warning" and each.rule != FLAGGED]
+    return _touching(own, chosen.points)
+
+
+def _touching(findings: Sequence[Finding], points: Sequence[Point]) -> list[Finding]:
+    rows = [row for point in points for row in point.rows]
+    return [each for each in findings if any(map(each.touches, rows))]
+
+
 @dataclass(frozen=True)
 class Objection:
     """A reason not to submit results, with its fields in the pack's numbers."""
 
-    kind: Literal["check", "flagged", "cpus", "left-out", "no-interval", "recorded", "example"]
+    kind: Literal[
+        "check", "doubted", "flagged", "cpus", "left-out", "no-interval", "recorded", "example"
+    ]
     text: str
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -360,6 +412,10 @@ def objections(evaluation: Evaluation, chosen: Chosen, is_example: bool) -> Iter
     for finding in errors(evaluation.findings):
         text = f"{finding.rule}: {finding.where}: {finding.message}"
         yield Objection("check", text, finding.record())
+    warned = warnings(evaluation.findings, chosen)
+    for finding in _touching(checker.find_doubting(warned), chosen.cited):
+        text = f"{finding.rule}: {finding.where}: {finding.message}"
+        yield Objection("doubted", text, finding.record())
     if left_out := evaluation.left_out:
         names = list(dict.fromkeys(row.launch for row in left_out))
         num_points = len({row.point for row in left_out})

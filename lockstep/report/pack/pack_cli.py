@@ -20,11 +20,12 @@ EXAMPLES = """
   lockstep report results/first --proposal generic --work example --to pack --despite
 
 --proposal writes a folder that answers a programme's headings: two pages of text as Markdown and
-LaTeX, figures as SVG, PDF and PNG, and all numbers as JSON. The forms development, paper and slides
+LaTeX, figures as SVG, PDF and PNG, and numbers as JSON. The forms development, paper and slides
 make a longer proposal, a paper and five slides. No pack is written (exit code 1) if the check finds
-errors, if points are flagged or have only one launch, if results come from CPUs or the recorded
-demo, or if the plans are those of `example`. With --despite, the pack is written and its text lists
-these objections. --work names your own TOML file of what you apply for, which gives the milestones:
+errors or doubts the production point, if points are flagged or have only one launch, if results
+come from CPUs or the recorded demo, or if the plans are those of `example`. With --despite, the
+pack is written and its text lists these objections. --work names your own TOML file of what you
+apply for, which gives the milestones:
 
 \b
   schema = 1
@@ -66,7 +67,9 @@ def write(
             err=True,
         )
         return 1
-    plan = choices.plan_node_hours(work, chosen.series, chosen.production)
+    findings = evaluation.findings
+    plan = choices.plan_node_hours(work, chosen.series, chosen.production, findings)
+    warned = choices.warnings(findings, chosen)
     jobs = choices.jobs(results)
     programme = pack["proposal"]
     first = paths[0].resolve()
@@ -76,17 +79,19 @@ def write(
     reasons = method.recorded(results) or [f"{each.text}." for each in against[:2]]
     more = f" {len(against)} objections are in the text." if len(against) > len(reasons) else ""
     warning = f"No evidence: {' '.join(reasons)}{more}" if against else None
-    method.put_basis(panels, results, chosen.shown, warning)
     drawn = {spec["id"]: spec for panel in panels for spec in panel["figures"]}
     form = choices.read_form(programme)
     further = [name for section in form["sections"] for name in section.get("figures", [])]
     specs = [drawn[name] for name in (*FIGURES, *further) if name in drawn]
+    marks = parts.MARKS
     for spec in specs:
+        spec["basis"] = [warning] if warning else []  # the text states all else
         if spec["kind"] == "curve":
-            spec["note"] = f"{spec.get('note') or ''} {parts.MARKS}".strip()
+            spec["note"] = f"{spec.get('note') or ''} {marks}".strip()
+            marks = ""
     text = texts.document(
         form, results, chosen, work, plan, jobs, specs, against,
-        verdict_card.judge(series, threshold), threshold,
+        verdict_card.judge(series, threshold), threshold, warned=warned,
     )  # fmt: skip
     point = chosen.production
     numbers = {
@@ -103,7 +108,8 @@ def write(
         "agreements": chosen.agreements,
         "budget": plan,
         "jobs": jobs,
-        "objections": [{"kind": each.kind} | each.facts for each in against],
+        "warnings": [finding.record() for finding in warned],
+        "objections": [each.facts | {"kind": each.kind} for each in against],
     }
     for path in texts.write(folder, *redact((text, specs, numbers))):
         click.echo(click.format_filename(path))

@@ -21,8 +21,12 @@ from lockstep.core.files import write_atomically
 from lockstep.core.formats import counted, in_words, listed, number, percent
 from lockstep.core.metrics import GIGA
 from lockstep.core.record import Basis
+from lockstep.measure.causes.bound import BUSY
+from lockstep.report.check import checker
+from lockstep.report.check.checker import Finding
 from lockstep.report.compute import quantities
 from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series
+from lockstep.report.compute.statistics import WIDE
 from lockstep.report.load.results import Results
 from lockstep.report.pack.choices import FOLDER, Chosen, Objection, Work
 from lockstep.report.page import figures, parts
@@ -50,6 +54,7 @@ def document(
     plan: dict[str, Any] | None, jobs: dict[str, Any] | None,
     specs: Iterable[Mapping[str, Any]], against: Sequence[Objection], card: Judged | None,
     threshold: float, extra: Mapping[str, list[Block]] | None = None,
+    warned: Sequence[Finding] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """Return a text under the headings of its form: title, objections, sections.
 
@@ -62,6 +67,7 @@ def document(
     known = (record.basis_of(row.details) for p in chosen.points for row in p.rows)
     bases = list(dict.fromkeys(filter(None, known)))
     nodes = [point.rows[0].num_nodes for point in chosen.points]
+    per_node = [point.rows[0].ranks_per_node for point in chosen.points]
     days = method.days(results.days) or "on an unknown date"
     devices = listed(results.device_names, 4) or formats.DASH
     planned = results.campaign.get("launches") or []
@@ -82,6 +88,20 @@ def document(
         "backend": provenance.get("backend") or formats.DASH,
         "basis_text": method.basis(bases),
         "times_input": tuple({basis.times_input for basis in bases}),
+        "warned": [
+            f"lockstep check warns of {group.first.rule} ({group.where()}): {group.message(2)}."
+            for group in checker.group_findings(warned)
+        ],
+        "noisy": [
+            f"{curve.row.study} scaling on {counted(point.world_size, noun)}"
+            for curve in chosen.shown for point in curve.points if point.is_noisy
+        ],
+        "wide": f"{WIDE:g}",
+        "ranks_per_node": method.span_of(filter(None, per_node)),
+        "gradient_mb": listed(dict.fromkeys(
+            number(float(size), scale=1 / 1e6) for own in production.rows
+            if (size := own.details.get("gradient_bytes"))
+        )),
         "agreements": [
             f"{100 * (each['ratio'] - 1):+.1f} % on {counted(each['world_size'], noun)}"
             for each in chosen.agreements
@@ -134,14 +154,20 @@ def document(
         (caption,), (note,) = sentences("caption", curve), sentences("baseline", curve, is_smallest)
         drawn = _point_table(curve, production, caption, _scaling_columns(curve, title), note)
         judged = headline.judge(curve, threshold)
+        texts = []
+        if judged.kind not in ("good", "blocked"):
+            text = f"{curve.row.study.capitalize()} scaling: {judged.gives}."
+            texts.append({"kind": "text", "text": text})
         points = [production] if curve is chosen.series else []
         points += [judged.loss_point] if judged.loss_point is not production else []
-        texts = []
         for point in points if parts.sound([curve]) else []:
             why = quantities.reason(curve, point)
             if lost := replace(judged, loss_point=point, why=why).lost:
                 size = counted(point.world_size, noun)
                 text = f"In {curve.row.study} scaling on {size}, {lost}."
+                if card and card.point is point and card.bound.queued >= BUSY:
+                    waited = number(card.bound.queued * card.bound.step_s, scale=MILLI)
+                    text += f" The machine was busy: ranks waited {waited} ms per step for cores."
                 texts.append({"kind": "text", "text": text})
         return [drawn, *texts]
 
@@ -210,14 +236,12 @@ def document(
         "These results are no evidence for a proposal.", *method.recorded(results),
         f"The text was written despite {num_objections}: {objections}.",
     ])  # fmt: skip
-    # A figure that states its basis needs it only once.
-    is_stated = any(spec.get("basis") for spec in specs)
     return {
         "title": form["title"],
         "slides": form.get("slides", False),
         "is_paper": form.get("paper", False),
         "against": despite if against else "",
-        "source": f"{context['measured_on']}. {'' if is_stated else context['basis_text']}".strip(),
+        "source": f"{context['measured_on']}. {context['basis_text']}",
         "sections": sections,
         "missing": missing,
     }
@@ -272,7 +296,8 @@ def _milestones(plan: Mapping[str, Any]) -> Block:
         [
             line["type"], line["code"] or formats.DASH,
             *(shown(line[key]) for key in ("num_runs", "num_nodes", "num_steps")),
-            number(line["step_s"]) + " (given)" * (line["source"] == "given"),
+            number(line["step_s"])
+            + (f" ({line['source']})" if line["source"] in ("given", "predicted") else ""),
             number(line["hours"]), exact(line["node_hours"]),
         ]
         for line in plan["milestones"]
@@ -351,7 +376,7 @@ def write(
         files[REFERENCES] = (FOLDER / REFERENCES).read_bytes()
     for spec in specs:
         for kind in figures.FORMATS:
-            saved = figures.save(spec, text.get("source", ""), kind)
+            saved = figures.save({**spec, "has_caption": True}, text.get("source", ""), kind)
             files[f"figures/{spec['id']}.{kind}"] = saved
     # Written last: a folder with this file is a complete pack.
     files[NUMBERS] = json.dumps(numbers, indent=1, allow_nan=False)

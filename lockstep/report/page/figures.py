@@ -119,9 +119,11 @@ def _canvas(spec: Spec, source: str) -> Canvas:
     basis = []
     if source or spec.get("basis"):
         width = int((WIDTH_IN - 2 * EDGE_IN) / SMALL_IN)
-        texts = (f"{spec['title']}. {spec.get('note', '')}", *spec.get("basis", ()))
+        title = f"{spec['title']}. {spec.get('note', '')}"
+        has_caption = spec.get("has_caption", False)  # the text around it has title and source
+        texts = (*([] if has_caption else [title]), *spec.get("basis", ()))
         basis = [line for text in texts for line in textwrap.wrap(text, width)]
-        basis += _lines(source, width, MAX_SOURCE_LINES)
+        basis += [] if has_caption else _lines(source, width, MAX_SOURCE_LINES)
     basis_in = SMALL_LINE_IN * len(basis) + 2 * EDGE_IN if basis else 0.0
     height_in = plots_in + legend_in + basis_in
     # Measuring texts is slow: the plots are laid out once, before their figure gets its height.

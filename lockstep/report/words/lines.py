@@ -110,11 +110,11 @@ def _letter(letter: str) -> str:
 def markdown(text: str) -> str:
     """Return text that Markdown shows as it is, in a paragraph or a cell of a table.
 
-    A zero-width space after an @ keeps sites from notifying the user of that name.
+    A zero-width space after the @ of a name keeps sites from notifying the user of that name.
     """
     escaped = "".join(f"\\{sign}" if sign in _MARKDOWN else sign for sign in str(text))
     escaped = escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return escaped.replace("@", "@&#8203;")
+    return re.sub(r"@(?=\w)", "@&#8203;", escaped)
 
 
 def csv_text(text: str) -> str:
