@@ -83,7 +83,8 @@ def document(
         "basis_text": method.basis(bases),
         "times_input": tuple({basis.times_input for basis in bases}),
         "agreements": [
-            f"{100 * (each['ratio'] - 1):+.1f} % on {counted(each['world_size'], noun)}"
+            f"{100 * (each['ratio'] - 1):+.1f} % ({100 * (each['low'] - 1):+.1f} to "
+            f"{100 * (each['high'] - 1):+.1f}) on {counted(each['world_size'], noun)}"
             for each in chosen.agreements
         ],
         "stalls": [
