@@ -357,10 +357,9 @@ LOSS_NOTE = (
     "minus its time in the ideal step, and at least 0, so the losses may add up to more than that "
     "of the whole step. The ideal step is the baseline's step; in "
     "strong scaling, it is divided by the growth of the world size. A baseline of one rank "
-    "separates DDP's own work from communication. DDP's own work and the fixed cost are taken to be "
-    "the baseline's at every size, and are a loss only as far as more ranks do not share them. Of "
-    "these two, and of sharing cores and memory, the card has only the loss against the baseline, "
-    "and counts the rest as compute."
+    "separates DDP's own work from communication. DDP's own work and the fixed cost count as long "
+    "as at the baseline, and are a loss only as far as more ranks do not share them. Of these two, "
+    "and of sharing cores and memory, the card has only the loss, and counts the rest as compute."
 )
 PHASE_COLUMNS = (
     "Ranks", "Data (ms)", "Forward (ms)", "Backward (ms)", "Optimizer (ms)",
