@@ -49,7 +49,7 @@ def test_a_figure_is_named_for_those_who_do_not_see_it_and_has_no_address_and_no
 
 def test_text_stays_text_and_colours_are_variables_with_the_palette_behind_them(specs):
     svg = draw(specs["strong-throughput"])
-    assert {"1", "2", "4", "Ranks", "Throughput (images/s)"} <= set(texts(svg))
+    assert {"1", "2", "4", "Ranks", "Throughput (images/s), log scale"} <= set(texts(svg))
     assert f"var(--c0, {SERIES_COLOURS[0]})" in svg
     assert not re.search(r"(?:stroke|fill): #(?!ffffff|none)", svg)
 

@@ -50,7 +50,7 @@ NEXT: dict[Kind, str] = {
     "compute": "lockstep run --name tuning --studies precision  (shows which precision is fastest)",
     "own": "the fixed cost of a step counts as compute here; to see the fixed cost itself, use a "
     "batch that can be halved, or profile one rank",
-    "open": "measure more launches: run the same command with a larger --repeats",
+    "open": "measure again on a quiet machine; if that does not help, in more launches (--repeats)",
 }
 LATE_NEXT = "the late rank's node, file system and cores, and its share of the data"
 # Bottleneck -> advice about a user's own step.
@@ -66,7 +66,8 @@ NEXT_OWN: dict[Kind, str] = {
         "torch.compile"
     ),
     "own": "profile one rank, because the fixed cost of its step was not measured",
-    "open": "measure more rounds (--rounds), or more launches (--repeats)",
+    "open": "measure again on a quiet machine; if that does not help, in more rounds (--rounds) or "
+    "launches (--repeats)",
 }
 
 
@@ -153,10 +154,12 @@ def _bottleneck(bound: Bound) -> str:
             f"{_ms(late.wait_s)} ms per step for its batch. Mend this first."
         )
     if bound.kind == "open":
-        least = percent(LITTLE if bound.queued >= NOTABLE else NOTABLE)
+        least, why = percent(NOTABLE), ""
+        if bound.queued >= NOTABLE:
+            least, why = percent(LITTLE), f", the limit while ranks wait for cores (else {least} %)"
         return (
             f"Not enough evidence: {step}, and no cause is shown to take {least} % of the step or "
-            "more."
+            f"more{why}."
         )
     if bound.lost_s < LITTLE * bound.step_s or not named:
         return f"Little time is lost: {step}, and a rank's own work takes nearly all of this time."
@@ -295,7 +298,9 @@ def _trust(bound: Bound) -> str:
         waited_s = bound.queued * bound.step_s
         cause = "no other cause" if bound.named else "no cause"
         cause += "" if bound.is_unlike else f" below {percent(LITTLE)} %"
-        counted_only = " (the table counts only what exceeds the baseline)" * bound.has_base
+        has_table = bound.kind != "open" and _has_interval(bound)  # of losses to the baseline
+        counted_only = " (the table counts only what exceeds the baseline)"
+        counted_only *= bound.has_base and has_table
         texts.append(
             f"ranks waited {_ms(waited_s)} ms per step for busy cores{counted_only}, so {cause} is "
             "named"

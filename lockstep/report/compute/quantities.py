@@ -140,16 +140,48 @@ def _scale(point: Point, splits: Mapping[Any, Sequence[float]]) -> float:
 
 
 def parts_and_loss(series: Series, point: Point) -> tuple[tuple[Part, ...], Loss | None]:
-    """Return a point's step by cause, as on its card, and what it loses to the baseline.
+    """Return a point's step by cause, and what it loses to the baseline.
 
-    The first part, `own`, is what the card calls compute. All add up to the step of the tables.
-    There are none if the point is not divided or its turns are unlike its rounds, and no loss of
-    the baseline.
+    Each part is the whole time of its cause, which means the same at every size. The first part,
+    `own`, is computing. All add up to the step of the tables. There are none if the point is not
+    divided or its turns are unlike its rounds, and no loss of the baseline.
     """
     card = _bound(series, point, series.base)
     if card is None or card.is_unlike:
         return (), None
-    return _parts(card), _loss(series, point, card, _base_card(series, point))
+    base_card = _base_card(series, point)
+    lost = _loss(series, point, card, base_card)
+    return _in_full(series, point, card, base_card), lost
+
+
+def _in_full(
+    series: Series, point: Point, card: Bound, base_card: Bound | None
+) -> tuple[Part, ...]:
+    """Return the parts of a step, each with all of its time, not only what exceeds the baseline's.
+
+    Of contention, the fixed cost and DDP's own work, a card against a baseline has only the loss
+    and counts the rest as compute.
+    """
+    own, *others = _parts(card)
+    if base_card is None:
+        return own, *others
+    here, of_base = ({p.cause: p for p in parts} for parts in (others, _parts(base_card)))
+    whole = {cause: of_base[cause] for cause in bound.UNSHARED if cause in of_base}
+    factor, shared = _ideal(series, point), of_base.get("contention")
+    # In strong scaling without a fixed cost, the card has all of the contention.
+    if shared and (factor == 1 or "fixed" in of_base):
+        queued_s = card.queued * (card.round_s or card.step_s)
+        excess = here.get("contention", Part("contention", 0.0, None))
+        whole["contention"] = (
+            _less(excess, -factor, shared) if excess.seconds
+            else Part("contention", queued_s, None)
+        )  # fmt: skip
+    own_s = own.seconds
+    for cause, part in whole.items():
+        before_s = here[cause].seconds if cause in here else 0.0
+        here[cause] = replace(part, seconds=min(part.seconds, before_s + own_s))
+        own_s -= here[cause].seconds - before_s
+    return replace(own, seconds=own_s), *here.values()
 
 
 def card_share(series: Series, point: Point, cause: Cause) -> Ends:

@@ -27,6 +27,7 @@ from lockstep.report.check.checker import errors
 from lockstep.report.check.evidence import FLAGGED, Finding
 from lockstep.report.compute.evaluation import Evaluation
 from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series
+from lockstep.report.compute.statistics import ratio_interval
 from lockstep.report.load import recorded
 from lockstep.report.load.results import Results
 from lockstep.report.page import accounts
@@ -165,8 +166,9 @@ class Chosen:
         largest_strong: The largest point of the first strong series that is shown to reach the
             threshold; None without one.
         largest_weak: The largest such point of the first weak series beyond it.
-        agreements: Steps that both ladders measured, the same work on the same ranks: world_size,
-            and ratio, the strong ladder's step time over the weak one's.
+        agreements: Steps that both ladders measured, the same work on the same ranks, with times
+            that are shown to differ: world_size, ratio, the strong ladder's step time over the weak
+            one's, and the ratio's interval, low and high.
     """
 
     shown: list[Series]
@@ -230,16 +232,19 @@ def choose(series: Sequence[Series], wanted: Production | None, threshold: float
     production = (largest_strong if strong else largest_weak) or curve.base
     if named:
         curve, production = named
-    steps = {_work(p): p.step_s for curve in weak for p in curve.points if p.step_s}
-    agreements = {
-        p.world_size: p.step_s / steps[_work(p)]
-        for curve in strong for p in curve.points if p.step_s and _work(p) in steps
-    }  # fmt: skip
+    steps = {_work(p): p for curve in weak for p in curve.points if p.step_s}
+    pairs = [(p, steps[_work(p)]) for curve in strong for p in curve.points if _work(p) in steps]
+    agreements = [
+        {"world_size": p.world_size, "ratio": p.step_s / other.step_s, "low": ends[0],
+         "high": ends[1]}
+        for p, other in pairs if p.step_s and other.step_s
+        if (ends := ratio_interval(other.units, p.units)) and (ends[0] > 1 or ends[1] < 1)
+    ]  # fmt: skip
     shown = [*strong, *weak]
     return Chosen(
         shown, sum(s.row.study in LADDERS for s in own) - len(shown), curve, production,
         named is not None, largest_strong, largest_weak,
-        [{"world_size": size, "ratio": ratio} for size, ratio in agreements.items()],
+        agreements,
     )  # fmt: skip
 
 

@@ -141,7 +141,7 @@ def _imported_table(
     )  # fmt: skip
     if series.base.throughput_samples_per_s is None and series.base.time_s is None:
         rate = f"Rate ({facts.get('unit', '')})", lambda p: number(p.rate if not p.step_s else None)
-    ratio: str | tuple[str, parts.Cell] = "Time ratio"
+    ratio: str | tuple[str, parts.Cell] = parts.TIME_RATIO
     if series.row.scaling == "fixed-epochs":
         ratio = "Weak view (%)", lambda p: ratio_cell(p, percent(p.time_ratio))
     columns: parts.Columns = (
@@ -156,8 +156,7 @@ def _imported_table(
     if stated := facts.get("scaling_text"):
         text = f"Scaling as stated: {stated}."
     if series.row.scaling in SCALING:
-        view = " A time ratio compares step times." if series.base.time_ratio else ""
-        text = SCALING[series.row.scaling] + view
+        text = SCALING[series.row.scaling]
     texts = [text, f"Ratios are relative to {parts.baseline_text(series)}."]
     if twin:
         texts.append(f"The throughput is that of {twin.label}. Ratios are computed from the times.")

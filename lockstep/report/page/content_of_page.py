@@ -231,7 +231,8 @@ def _top_figure(ladders: Headlines, threshold: float) -> dict[str, Any] | None:
 
 
 def _verdicts(ladders: Headlines) -> list[str]:
-    sentences, noisy = [], []
+    sentences: list[str] = []
+    noisy: list[Series] = []
     for kind, own in ladders.items():
         for each in own:
             title = ", ".join(filter(None, (KINDS[kind], names.within(each.series))))
@@ -239,11 +240,13 @@ def _verdicts(ladders: Headlines) -> list[str]:
         sound = [each for each in own if each.kind != "blocked"]
         whys = (verdict_card.why_short(each.series, each.loss_point, each.why) for each in sound)
         sentences += filter(None, whys)
-        noisy += [each.series.label for each in sound if each.why and each.why.kind == "open"]
+        noisy += [each.series for each in sound if each.why and each.why.kind == "open"]
     if noisy:
+        fewest = min(point.num_launches for curve in noisy for point in curve.points)
         sentences.append(
-            f"Noise hides the cause of the lost time in {listed(noisy, 4)}. Measure each size "
-            f"in more launches, at least {WANTED_LAUNCHES}."
+            f"Noise hides the cause of the lost time in {listed((s.label for s in noisy), 4)}. "
+            "Measure again on a quiet machine, and each size in at least "
+            f"{max(fewest + 1, WANTED_LAUNCHES)} launches."
         )
     return sentences
 

@@ -233,7 +233,9 @@ def _causes(study: str, series: Sequence[Series]) -> tuple[list[Figure], list[st
             "xlabel": "Ranks", "ylabel": "Step time (ms)",
             "lost_label": "Time beyond the ideal step, by cause (ms)",
             "desc": f"Step time in ms by cause, for each number of ranks. {described}.",
-            "note": "The lower part shows how much longer a step takes than the ideal step.",
+            "note": "The lower part shows how much longer a step takes than the ideal step. A part "
+            "that takes less time than in the ideal step counts as 0, so the bars may be higher "
+            "than the sum. An arrow marks an interval that is wider than the axis.",
         })  # fmt: skip
     num_series = len(divided)
     note = f"The figures show where a step's time goes for {MAX_SPLIT} of {num_series} series."
@@ -326,7 +328,7 @@ def _cost_table(series: Series, hours: str) -> parts.Table:
     unit, strong = series.row.sample_unit, series.row.scaling == "strong"
 
     columns: parts.Columns = (
-        "Ranks", "Local batch" if strong else "Global batch", "Time ratio",
+        "Ranks", "Local batch" if strong else "Global batch", parts.TIME_RATIO,
         (f"{capital(hours)} (per 10\u2076 {unit})", lambda p: formats.trimmed(p.device_hours)),
         (f"Extra {hours} (%)", lambda p: parts.ratio_cell(p, percent(p.extra_device_hours))),
         (f"Cost (per 10\u2076 {unit})", lambda p: number(p.cost)),
@@ -351,14 +353,15 @@ def _cost_table(series: Series, hours: str) -> parts.Table:
 GROUP = "Where a step's time goes"
 LOSS_NOTE = (
     "The whole step is the step time of all tables, which is a median of timed rounds. Its parts "
-    "are those of the card, scaled to this median. They are means over turns of three kinds: the "
+    "are means over turns of three kinds, scaled to this median: the "
     "step, the step without gradient synchronisation, and that step on half of the batch. Compute "
     "is the time of a rank that never waits, minus the other parts. The loss of a part is its time "
-    "minus its time in the ideal step, and at least 0. The ideal step is the baseline's step; in "
+    "minus its time in the ideal step, and at least 0, so the losses may add up to more than that "
+    "of the whole step. The ideal step is the baseline's step; in "
     "strong scaling, it is divided by the growth of the world size. A baseline of one rank "
-    "separates DDP's own work from communication. DDP's own "
-    "work and the fixed cost are a loss only as far as more ranks do not share them. Compute is "
-    "longer where ranks share cores."
+    "separates DDP's own work from communication. DDP's own work and the fixed cost count as long "
+    "as at the baseline, and are a loss only as far as more ranks do not share them. Of these two, "
+    "and of sharing cores and memory, the card has only the loss, and counts the rest as compute."
 )
 PHASE_COLUMNS = (
     "Ranks", "Data (ms)", "Forward (ms)", "Backward (ms)", "Optimizer (ms)",

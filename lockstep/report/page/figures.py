@@ -225,7 +225,7 @@ def curves(figure: Figure, spec: Spec) -> Drawn:
     else:
         high = _top(spec)
         axes.set_ylim(0, high)
-    _title(axes, spec["ylabel"])
+    _title(axes, spec["ylabel"] + ", log scale" * spec["ylog"])
     # Ideals that lie on one line are drawn once, at the greatest length.
     ideals = sorted((curve["ideal"] for curve in spec["series"] if curve["ideal"]), key=len)
     slopes = {round(y / x, 9) if spec["ylog"] else y for ideal in ideals for x, y in ideal}
@@ -246,7 +246,8 @@ def curves(figure: Figure, spec: Spec) -> Drawn:
     low, high = axes.get_ylim()
     if spec.get("binary"):
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_major_locator(LogLocator(base=2, numticks=9))
+        subs = (1, 1.5) if high < 8 * low else (1,)
+        axes.yaxis.set_major_locator(LogLocator(base=2, subs=subs, numticks=9))
     elif spec["ylog"] and high > 10 * low:  # the axis shows three values or more
         axes.yaxis.set_major_locator(LogLocator(subs=(1,) if high > 500 * low else (1, 2, 5)))
     axes.minorticks_off()
@@ -268,7 +269,7 @@ def _top(spec: Spec) -> float:
 
 
 def draw_curve(axes: Axes, series: Mapping[str, Any], index: int, high: float = math.inf) -> None:
-    """Draw a series; a point above the axis is a mark at its upper end, with its value."""
+    """Draw a series; what lies above the axis is a mark at its upper end, a point has its value."""
     colour, marker = SERIES_COLOURS[index], MARKERS[index]
     for name, style in (("ideal", IDEAL), ("limit", LIMIT), ("fit", MODEL)):
         if series.get(name):
@@ -291,7 +292,8 @@ def draw_curve(axes: Axes, series: Mapping[str, Any], index: int, high: float = 
         marker=marker, color=colour, linewidth=1.6, markersize=5.5, label=series["label"],
     )  # fmt: skip
     above = [(x, y) for x, y in zip(series["x"], series["y"], strict=True) if y > high]
-    sizes = sorted({x for x, y in (*series["dots"], *above) if y > high})
+    bars = [(x, y) for x, y in bars if y > high]
+    sizes = sorted({x for x, y in (*series["dots"], *above, *bars) if y > high})
     if sizes:
         axes.plot(sizes, [high] * len(sizes), linestyle="none", marker="^", color=colour,
                   markersize=7, clip_on=False)  # fmt: skip
@@ -303,19 +305,24 @@ def draw_curve(axes: Axes, series: Mapping[str, Any], index: int, high: float = 
 
 
 def _not_measured(axes: Axes, spec: Spec, high: float) -> None:
-    """Name in the legend each kind of line that was not measured, and points above the axis."""
+    """Name in the legend each kind of line that was not measured, and what is above the axis."""
+    colour = INK if len(spec["series"]) > 1 else SERIES_COLOURS[0]
     styles: dict[str, Any] = {
         "ideal": IDEAL, "limit": LIMIT, "fit": MODEL, "model": MODEL | HOLLOW | {"marker": "o"},
     }  # fmt: skip
     names = {"ideal": "ideal", "model": "predicted by the rule", **spec}
     for name, style in styles.items():
         if any(series.get(name) for series in spec["series"]):
-            axes.plot([], [], color=INK, **style, label=names[name])
-    most = max(y for curve in spec["series"] for y in (*curve["y"], *(d[1] for d in curve["dots"])))
+            axes.plot([], [], color=colour, **style, label=names[name])
+    most = max(
+        y for curve in spec["series"]
+        for y in (*curve["y"], *(d[1] for d in curve["dots"]),
+                  *(end for ends in curve["intervals"] if ends for end in ends))
+    )  # fmt: skip
     if most > high:
         highest = _value(spec, most, None)
-        label = f"points above the axis, up to {highest}"
-        axes.plot([], [], color=INK, linestyle="none", marker="^", label=label)
+        label = f"above the axis, up to {highest}"
+        axes.plot([], [], color=colour, linestyle="none", marker="^", label=label)
 
 
 def _sizes(axes: Axes, spec: Spec) -> None:
@@ -472,8 +479,9 @@ def stacks(figure: Figure, spec: Spec) -> Drawn:
     above, below = figure.subplots(2, sharex=True, height_ratios=(1.75, 1.35))
     bars, places = spec["bars"], range(len(spec["bars"]))
     diamond: Any = {"color": INK, "marker": "D", "markersize": 4.5, "markerfacecolor": "none"}
-    # An interval that is wider than twice the largest sum would leave the bars no room.
-    most = 2.0 * max(bar["net"] or 0.0 for bar in bars)
+    # An interval that is wider than twice the highest bar or sum would leave the bars no room.
+    highest = (sum(part["ms"] for part in bar["lost"] if part["ms"] > 0) for bar in bars)
+    most = 2.0 * max(*highest, *(bar["net"] or 0.0 for bar in bars)) or math.inf
     _title(above, spec["ylabel"])
     _title(below, spec["lost_label"])
     for cause, title in spec["names"].items():
@@ -489,6 +497,8 @@ def stacks(figure: Figure, spec: Spec) -> Drawn:
         if bar["net"] is not None:
             ends = [min(end, most) for end in bar["net_interval"] or ()]
             below.plot([x] * len(ends), ends, color=INK, linewidth=1, marker="_", markersize=5)
+            if ends and ends[1] < bar["net_interval"][1]:
+                below.plot([x], [most], color=INK, marker="^", markersize=5)
             below.plot([x], [bar["net"]], **diamond)
     above.plot([], [], color=INK, linewidth=1.6, label="Ideal, from the baseline")
     below.plot([], [], **diamond, linestyle="none", label="Sum, with 95 % interval")

@@ -32,13 +32,15 @@ MAX_ROWS = 200
 # How curves mark launches and intervals: below them on the page, and in a pack's captions.
 MARKS = (
     "A marker is the median over launches, and its bar is the 95 % interval of their geometric "
-    "mean. Faint dots are single launches; the dashed line is the ideal from the baseline. Lines "
-    "are drawn through three sizes or more."
+    "mean. Faint dots are single launches. A line joins three sizes or more; two are a difference, "
+    "not a trend."
 )
 
 # Two points are a difference, not a trend: a line joins three or more.
 MIN_JOINED = 3
 
+# A step's time as a ratio: above 1 if it is shorter than the baseline's.
+TIME_RATIO = "Baseline's step / step"
 # The column whose cells are numbers of flags, each a link to its text.
 FLAGS = "Flags"
 
@@ -130,7 +132,7 @@ CELLS: dict[str, Cell] = {
     "Speed-up": lambda p: ratio_cell(p, ratio(p.speedup)),
     "Efficiency (%)": lambda p: ratio_cell(p, percent(p.parallel_efficiency)),
     "95 % interval (%)": lambda p: ratio_cell(p, percent_span(p.efficiency_interval)),
-    "Time ratio": lambda p: ratio_cell(p, ratio(p.time_ratio)),
+    TIME_RATIO: lambda p: ratio_cell(p, ratio(p.time_ratio)),
     "Memory (GB)": lambda p: number(p.peak_memory_bytes or None, scale=1 / GIGA),
     FLAGS: lambda p: " ".join(map(str, p.flag_numbers)),
 }
