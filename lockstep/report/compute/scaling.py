@@ -220,7 +220,7 @@ class Series:
         """Return what launches show whether the unshown points reach an efficiency."""
         doubts = dict.fromkeys(rule for p in self.unshown(threshold) for rule in p.doubted_by)
         if doubts:
-            return f"launches of each size without a warning of check (now {listed(doubts, 4)})"
+            return f"launches for which lockstep check does not warn of {listed(doubts, 4)}"
         sizes = {p: threshold * p.world_size / self.baseline for p in self.unshown(threshold)}
         return launches_to_show(self.base, sizes)
 
