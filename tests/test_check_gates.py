@@ -1,8 +1,11 @@
 """An error of `lockstep check` blocks the verdicts it touches, and comes first on the page."""
 
+from types import SimpleNamespace
+
 import pytest
 from planted_errors import PLANTED, WARNED, copied, twins
 
+from lockstep.campaign import run_cli
 from lockstep.report.check.checker import check, errors
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.gate.gates import block, verdicts
@@ -56,16 +59,23 @@ def test_an_error_comes_first_on_the_page(measured, tmp_path, name):
     plant = PLANTED[name]
     root = copied(measured / "fp32", tmp_path / "set")
     plant.edit(root)
-    results = gather([root])
-    shown = page(evaluate(results), 0.7)
+    shown = page(evaluate(gather([root])), 0.7)
     text = html(shown)
     assert text.index(plant.rule) < text.index('class="verdict"')
-    assert '<a href="#check">' in text
-    assert 'id="check"' in text
+    assert all(part in text for part in ('<a href="#check">', 'id="check"'))
     assert plant.rule in {one.partition(":")[0] for one in shown["errors"]}
     titles = [KINDS[study] for study in plant.studies if study in KINDS]
     kinds = {one["kind"] for one in shown["headlines"] if one["title"] in titles}
     assert kinds == {"blocked"}
+
+
+def test_a_run_ends_with_the_error_and_the_launch_to_measure_again(measured, tmp_path, capsys):
+    PLANTED["bf16 in one launch"].edit(root := copied(measured / "fp32", tmp_path / "set"))
+    campaign = SimpleNamespace(factors={})
+    run_cli._show_verdict(SimpleNamespace(folder=root, missing=list, campaign=campaign))
+    said = capsys.readouterr().err
+    assert "No verdict on test_strong" in said
+    assert "with --replace-launch w2-r2" in said
 
 
 @pytest.mark.parametrize("name", WARNED)

@@ -130,10 +130,8 @@ dist.init_process_group()
     ("loader = DataLoader(x, sampler=DistributedSampler(test_set))\n", []),
     ("sampler = DistributedSampler(train_set)\n", ["SET-EPOCH"]),
     ("def test_a(lockstep):\n    sampler = DistributedSampler(train_set)\n", []),
-    # The number of workers may be an option's default; a validation's loader costs little.
-    (f"{FORM}p.add_argument('--num-w', default=0)\nDataLoader(x, num_workers=a.num_w)\n",
-     ["NO-WORKERS"]),
-    (f"{FORM}test_loader = DataLoader(x)\n", []),
+    (f"{FORM}p.add_argument('--num-w', default=0)\nDataLoader(x, num_workers=a.num_w)\n"
+     "test_loader = DataLoader(x)\n", ["NO-WORKERS"]),
     # What is done in each step, also where a function is the step, or rank 0 does it.
     (IN_FUNCTION.format("print(f'{loss}')", "pass"), ["SYNC-IN-STEP"]),
     (IN_FUNCTION.format("print(loss.shape)", "time.sleep(1)"), []),

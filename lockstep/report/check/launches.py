@@ -90,14 +90,13 @@ def mixed_cases(evidence: Evidence) -> Iterator[Finding]:
     """One case name means another workload, precision or scaling in other launches."""
     for conflict in evidence.results.conflicts:
         if conflict.case is not None and conflict.fact not in BATCHES:
-            names, action = conflict.launches, ""
+            usual, (odd, *_), action = conflict.usual, conflict.launches, ""
             if len(evidence.results.plans) == 1:
-                options = " ".join(f"--replace-launch {name}" for name in names)
-                action = (
-                    f"your code changed between {conflict.usual} and {names[0]}: restore the code "
-                    f"of {conflict.usual} and repeat your lockstep run with {options}, or measure "
-                    "all launches again with --replace"
-                )
+                options = " ".join(f"--replace-launch {name}" for name in conflict.launches)
+                again = f"restore the code of {usual} and repeat your lockstep run with {options}"
+                if any(row.job for row in evidence.results.rows):
+                    again = "measure all launches in a campaign of another name"
+                action = f"the measured code changed between {usual} and {odd}: {again}"
             yield replace(difference(conflict), action=action)
 
 
