@@ -160,7 +160,6 @@ def test_what_costs_each_step_or_fails_on_a_second_node(text, rules):
     (f"{FORM}model.to('cuda:0')\n", ["GPU-ZERO"]),
     (f"{FORM}fully_shard(model)\nmodel.to_empty(device=torch.device('cuda'))\n", []),
     ("model = DDP(model)\nloss.backward()\n", []),
-    ("loss.backward()\n", ["NO-SEED"]),
 ])  # fmt: skip
 def test_a_mesh_sets_the_gpu_and_ddp_sends_the_parameters(text, rules):
     assert found(text) == rules
