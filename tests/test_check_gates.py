@@ -1,8 +1,11 @@
 """An error of `lockstep check` blocks the verdicts it touches, and comes first on the page."""
 
+from types import SimpleNamespace
+
 import pytest
 from planted_errors import PLANTED, WARNED, copied, twins
 
+from lockstep.campaign import run_cli
 from lockstep.report.check.checker import check, errors
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.gate.gates import block, verdicts
@@ -48,24 +51,27 @@ def test_an_error_blocks_each_verdict_it_touches(measured, tmp_path, name):
     assert all(one.verdict == "blocked" and plant.rule in one.blocked_by for one in touched)
     (clean,) = (one for one in found if one.target == "clean_runs")
     assert clean.verdict == "missed"
+    actions = [one.action for one in check(results) if one.rule == "mixed-cases"]
+    assert all("--replace-launch w2-r2" in action for action in actions)
 
 
 # One of a case, and one of a launch that cannot be read.
 @pytest.mark.parametrize("name", ["a loss that rises", "a launch cut short on disk"])
-def test_an_error_comes_first_on_the_page(measured, tmp_path, name):
+def test_an_error_comes_first_on_the_page_and_ends_a_run(measured, tmp_path, name, capsys):
     plant = PLANTED[name]
     root = copied(measured / "fp32", tmp_path / "set")
     plant.edit(root)
-    results = gather([root])
-    shown = page(evaluate(results), 0.7)
+    shown = page(evaluate(gather([root])), 0.7)
     text = html(shown)
     assert text.index(plant.rule) < text.index('class="verdict"')
-    assert '<a href="#check">' in text
-    assert 'id="check"' in text
+    assert all(part in text for part in ('<a href="#check">', 'id="check"'))
     assert plant.rule in {one.partition(":")[0] for one in shown["errors"]}
     titles = [KINDS[study] for study in plant.studies if study in KINDS]
     kinds = {one["kind"] for one in shown["headlines"] if one["title"] in titles}
     assert kinds == {"blocked"}
+    ladder = SimpleNamespace(campaign=SimpleNamespace(factors={}), folder=root, missing=list)
+    run_cli._show_verdict(ladder)
+    assert "No verdict on " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", WARNED)

@@ -61,18 +61,13 @@ def keep(ladder_, launch, *ends, expected="ab", studies="strong,collective"):
     write_lines(ladder_.results.journal(launch.name), *lines)
 
 
-@pytest.mark.parametrize(
-    ("ends", "expected"),
-    [
-        ([], Outcome(W2.name, remaining=2)),
-        ([("case", "a")], Outcome(W2.name, measured=1, remaining=1)),
-        ([("case", "a"), ("skip", "b")], Outcome(W2.name, measured=1, skipped=1, complete=True)),
-        (
-            [("case", "a"), ("fail", "b")],
-            Outcome(W2.name, measured=1, failed=({"case": "b", "reason": "because"},)),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("ends", "expected"), [
+    ([], Outcome(W2.name, remaining=2)),
+    ([("case", "a")], Outcome(W2.name, measured=1, remaining=1)),
+    ([("case", "a"), ("skip", "b")], Outcome(W2.name, measured=1, skipped=1, complete=True)),
+    ([("case", "a"), ("fail", "b")],
+     Outcome(W2.name, measured=1, failed=({"case": "b", "reason": "because"},))),
+])  # fmt: skip
 def test_a_launch_stands_as_its_journal_says(rungs, ends, expected):
     keep(rungs, W2, *ends)
     assert rungs.outcome(W2) == expected
@@ -262,14 +257,11 @@ def test_a_finished_campaign_is_left_as_it_is_until_it_is_measured_again(killed)
     assert "Changes since the last measurement, as printed by lockstep compare " in ended.stdout
 
 
-@pytest.mark.parametrize(
-    ("edit", "kind", "is_refused"),
-    [
-        ("", "case", False),
-        ("import os\n", "case", True),
-        ("import os\n", "fail", False),  # what was never measured holds nothing
-    ],
-)
+@pytest.mark.parametrize(("edit", "kind", "is_refused"), [
+    ("", "case", False),
+    ("import os\n", "case", True),
+    ("import os\n", "fail", False),  # what was never measured holds nothing
+])  # fmt: skip
 def test_edited_tests_are_not_measured_into_a_folder_of_before(tmp_path, edit, kind, is_refused):
     test = tmp_path / "test_mine.py"
     test.write_text("def test_a(lockstep): ...\n")

@@ -129,6 +129,9 @@ dist.init_process_group()
     # A validation's order does not matter; of a wrapped model DDP sends the parameters.
     ("loader = DataLoader(x, sampler=DistributedSampler(test_set))\n", []),
     ("sampler = DistributedSampler(train_set)\n", ["SET-EPOCH"]),
+    ("def test_a(lockstep):\n    sampler = DistributedSampler(train_set)\n", []),
+    (f"{FORM}p.add_argument('--num-w', default=0)\nDataLoader(x, num_workers=a.num_w)\n"
+     "test_loader = DataLoader(x)\n", ["NO-WORKERS"]),
     # What is done in each step, also where a function is the step, or rank 0 does it.
     (IN_FUNCTION.format("print(f'{loss}')", "pass"), ["SYNC-IN-STEP"]),
     (IN_FUNCTION.format("print(loss.shape)", "time.sleep(1)"), []),
@@ -157,7 +160,6 @@ def test_what_costs_each_step_or_fails_on_a_second_node(text, rules):
     (f"{FORM}model.to('cuda:0')\n", ["GPU-ZERO"]),
     (f"{FORM}fully_shard(model)\nmodel.to_empty(device=torch.device('cuda'))\n", []),
     ("model = DDP(model)\nloss.backward()\n", []),
-    ("loss.backward()\n", ["NO-SEED"]),
 ])  # fmt: skip
 def test_a_mesh_sets_the_gpu_and_ddp_sends_the_parameters(text, rules):
     assert found(text) == rules

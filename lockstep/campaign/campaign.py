@@ -473,10 +473,8 @@ def load(source: str, **changes: Any) -> Campaign:
     for test in campaign.tests:  # as absolute paths, because jobs start in another folder
         file, colons, case = test.partition("::")
         if not Path(file).exists():
-            raise ValueError(
-                f"{path}: the test {file} does not exist; in the key tests, give a path relative "
-                "to the current folder"
-            )
+            key = "--tests" if changes.get("tests") else f"{path}: the key tests"
+            raise ValueError(f"{key}: {file} does not exist in the current folder, {Path.cwd()}")
         tests.append(f"{Path(file).absolute()}{colons}{case}")
     command = campaign.command and campaign.command.resolve_folder(path)
     placed = {"tests": tuple(tests), "command": command, "jobs": campaign.jobs.resolve_folders()}

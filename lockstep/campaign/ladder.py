@@ -251,7 +251,8 @@ class Ladder:
         with contextlib.suppress(KeyError, TypeError, ZeroDivisionError):  # a corrupt line
             for case, entry in journal.measured(self.results.journal(launch.name)).items():
                 step_s = entry["stats"]["median"] / entry["extra_info"][KEY]["steps_per_round"]
-                test, _, factors = case.rpartition("::")[2].removeprefix("test_").partition("[")
+                test, _, factors = case.rpartition("::")[2].partition("[")
+                test = test if self.campaign.tests else test.removeprefix("test_")
                 name = f"{test} {factors.rstrip(']').replace('-', ', ')}".strip()
                 step_ms = number(step_s * 1e3)
                 return f"{name} takes {step_ms} ms per step"

@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -332,7 +332,7 @@ def _measure(ladder: Ladder, limit_s: float, goes_on: str, *, as_json: bool) -> 
         return 1
     has_results = is_all or any(outcome.measured for outcome in outcomes)
     if has_results and not as_json:
-        _show_verdict(ladder.folder, ladder.campaign.factors)
+        _show_verdict(ladder)
         _show_change(ladder, outcomes)
     _say(f"Next: {goes_on if incomplete else f'lockstep report {shlex.quote(str(ladder.folder))}'}")
     return 0 if is_well and not incomplete else 1
@@ -398,14 +398,16 @@ def _failure(outcome: Outcome) -> object:
     return errors or (outcome.ended.exit_code, outcome.ended.facts.has_begun)
 
 
-def _show_verdict(folder: Path, factors: Collection[str]) -> None:
-    """Print the ranking of factors, trainings, the bottleneck card and the report's table."""
+def _show_verdict(ladder: Ladder) -> None:
+    """Print rankings, trainings, cards, the report's table, and why points have no verdict."""
     from lockstep.core.metrics import GOOD_EFFICIENCY
+    from lockstep.report.check import checker
     from lockstep.report.compute.evaluation import evaluate_folder
     from lockstep.report.words import console, lines, names, ranking_card, training_words
     from lockstep.report.words.verdict_card import printed
 
-    evaluation = evaluate_folder(folder)
+    factors = ladder.campaign.factors
+    evaluation = evaluate_folder(ladder.folder, [each.name for each in ladder.missing()])
     results, (series, shared) = evaluation.results, names.short(evaluation.series)
     if factors and (ranked := ranking_card.cards(evaluation.series, factors)):
         click.echo("\n".join(["", *ranked]))
@@ -414,6 +416,10 @@ def _show_verdict(folder: Path, factors: Collection[str]) -> None:
     cards = printed(series, GOOD_EFFICIENCY) or ranking_card.loader_card(series)
     about = lines.sentence(shared, console.NARROWEST)
     click.echo("\n".join(["", *about, *cards, "", *console.point_lines(results, series), ""]))
+    errors = [finding for finding in checker.errors(evaluation.findings) if finding.points]
+    for group in checker.group_findings(errors)[: checker.MAX_ERRORS]:
+        action = capital(group.first.action)
+        _say(f"No verdict on {group.where()}: {group.message(checker.MAX_FACTS)}. {action}.")
 
 
 def _show_change(ladder: Ladder, outcomes: Sequence[Outcome]) -> None:

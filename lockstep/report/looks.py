@@ -50,10 +50,10 @@ class Look:
         """Return a sentence: number of the look, share of false claims, whether it is recorded."""
         when = "made before all planned launches exist" if self.next_share > self.share else (
             "as planned" if self.planned else "made after the one that was planned")  # fmt: skip
-        note = f" This judgement is not recorded: {self.unrecorded}." if self.unrecorded else ""
+        note = f" This look is not recorded: {self.unrecorded}." if self.unrecorded else ""
         return (
-            f"This is judgement {self.number} of these launches, {when}. It uses "
-            f"{100 * self.share:.3g} % of the risk of a false claim that all judgements of these "
+            f"This is look {self.number} at these launches, {when}. It uses "
+            f"{100 * self.share:.3g} % of the risk of a false claim that all looks at these "
             f"launches may take together.{note}"
         )
 
@@ -147,7 +147,7 @@ def _read(folder: Path) -> list[dict[str, Any]]:
     except (ValueError, TypeError, KeyError):
         raise ValueError(
             f"{path}: this file is not as Lockstep writes it; restore it, or delete it to forget "
-            "all earlier judgements"
+            "all earlier looks"
         ) from None
 
 

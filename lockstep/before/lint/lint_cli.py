@@ -20,7 +20,7 @@ Examples:
 
 \b
 Each printed line has the form FILE:LINE: RULE SEVERITY: what is wrong: why; what to do.
-A folder stands for its .sh, .sbatch, .slurm and .py files.
+A folder stands for its .sh, .sbatch, .slurm and .py files, without those of its subfolders.
 Shell scripts need the extra [lint]: pip install '/path/to/checkout[lint]'.
 Exit code: 0 if there is no error and no warning, 1 if there is one, 2 if a script cannot be read.
 """
@@ -86,7 +86,10 @@ def lint(ctx: click.Context, scripts: tuple[str, ...], as_json: bool, lists_rule
         for finding in findings:
             click.echo(str(finding))
         counts = [counted(severities.count(name), name) for name in ("error", "warning", "note")]
-        click.echo(f"{counted(len(files), 'script')}: {', '.join(counts)}", err=True)
+        inside = (child for path in map(Path, scripts) if path.is_dir() for child in path.iterdir())
+        is_deeper = any(child.is_dir() and not child.name.startswith(".") for child in inside)
+        unread = "; subfolders were not read" * is_deeper
+        click.echo(f"{counted(len(files), 'script')}: {', '.join(counts)}{unread}", err=True)
         if is_bad:
             click.echo(SYMPTOMS, err=True)
     ctx.exit(is_bad)

@@ -102,6 +102,26 @@ class Script:
                 return None
         return None
 
+    def purpose(self, call: ast.Call) -> tuple[list[str], bool]:
+        """Return the variables that hold a call's value, and whether names say: not for training.
+
+        These are the names of the sampler or loader and of its data.
+        """
+        holder = self.parents.get(call)
+        targets = holder.targets if isinstance(holder, ast.Assign) else []
+        parts = [*targets, *call.args, *(keyword.value for keyword in call.keywords)]
+        text = " ".join(map(ast.unparse, parts))
+        validates = re.search(r"val|test|eval|dev(?!ice)|infer", text, re.IGNORECASE)
+        return [*map(ast.unparse, targets)], bool(validates)
+
+    def default_of(self, node: ast.expr | None) -> ast.expr | None:
+        """Return an expression, or the default of the option of argparse that it reads."""
+        for call in self.find("add_argument") if isinstance(node, ast.Attribute) else ():
+            options = [ast.unparse(option).strip("'-").replace("-", "_") for option in call.args]
+            if node.attr in options:
+                return argument(call, "default")
+        return node
+
     @cached_property
     def step_blocks(self) -> set[ast.AST]:
         """The loops, and functions called in loops, that compute gradients."""
@@ -194,14 +214,13 @@ def _words(node: ast.AST) -> Iterator[str]:
                "call sampler.set_epoch(epoch) before each epoch")  # fmt: skip
 def same_order(script: Script) -> Iterator[Hit]:
     for call in script.find("DistributedSampler") if not script.find("set_epoch") else ():
-        holder = script.parents.get(call)
-        targets = holder.targets if isinstance(holder, ast.Assign) else []
-        parts = [*targets, *call.args, *(keyword.value for keyword in call.keywords)]
-        # The name of the sampler or its data may show that they are not for training.
-        validates = re.search(
-            r"val|test|eval|dev(?!ice)|infer", " ".join(map(ast.unparse, parts)), re.IGNORECASE
+        function = script.function_of(call)
+        # A benchmark with the fixture `lockstep` measures a few batches of one epoch.
+        is_benchmark = isinstance(function, Function) and any(
+            part.arg == "lockstep" for part in function.args.args
         )
-        if not is_constant(argument(call, "shuffle"), False) and not validates:
+        _, validates = script.purpose(call)
+        if not (is_constant(argument(call, "shuffle"), False) or validates or is_benchmark):
             yield Hit(call.lineno, "the script has a DistributedSampler, but never calls set_epoch")
 
 
@@ -272,8 +291,8 @@ def unused_parameters(script: Script) -> Iterator[Hit]:
 
 
 @TRAINING.rule("NO-WORKERS", "warning",
-               "the training process itself loads each batch, and the device is idle meanwhile",
-               "set num_workers below the number of cores of a rank, and set "
+               "the training process itself loads each batch, and the training waits meanwhile",
+               "set num_workers to 1 or more, at most to the cores of a rank, and set "
                "persistent_workers=True"
                )  # fmt: skip
 def no_workers(script: Script) -> Iterator[Hit]:
@@ -282,9 +301,13 @@ def no_workers(script: Script) -> Iterator[Hit]:
     for call in script.find("DataLoader"):
         workers = argument(call, "num_workers")
         is_hidden = any(word.arg is None for word in call.keywords) or len(call.args) > 5
-        if is_constant(workers, 0) or (workers is None and not is_hidden):
-            by_default = "" if workers else " by default"
-            yield Hit(call.lineno, f"DataLoader has num_workers=0{by_default}")
+        names, validates = script.purpose(call)
+        if (is_constant(script.default_of(workers), 0) or not (workers or is_hidden)) and (
+            not validates
+        ):
+            by_default = "" if is_constant(workers, 0) else " by default"
+            loader = " ".join(["DataLoader", *names])
+            yield Hit(call.lineno, f"{loader} has num_workers=0{by_default}")
 
 
 @TRAINING.rule("NO-SYNC", "warning",

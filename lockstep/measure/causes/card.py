@@ -59,8 +59,8 @@ NEXT_OWN: dict[Kind, str] = {
     "imbalance": "give all ranks equal work; lockstep screen names a slow node or device",
     "input": "use more workers (num_workers=N, persistent_workers=True) or cheaper decoding",
     "launch": "try a larger batch per rank, torch.compile, or fused=True for the optimizer",
-    "contention": "use a quiet machine or fewer ranks, because other programs or ranks use the "
-    "same cores",
+    "contention": "use a quiet machine, because other programs or ranks use the same cores; of "
+    "several ranks, try fewer",
     "compute": (
         "the step scales well to more ranks; to compute faster, try autocast in bf16 or "
         "torch.compile"
@@ -188,6 +188,8 @@ def _unsteady(bound: Bound) -> list[str]:
         lines.append(_row("in some", text))
     if drift := bound.drift:
         step = "a rank's own step (without waits)" if drift.is_own else "the step"
+        if bound.num_launches > 1:
+            step = f"in the first launch with a change, {step}"
         text = (
             f"{step} changed from {_ms(drift.from_s)} to {_ms(drift.to_s)} ms after "
             f"{percent(drift.share)} % of the turns; only the turns {drift.judged} the change "

@@ -39,7 +39,7 @@ A target is met if the whole 95 % interval reaches it, and missed if no part of 
 In all other cases it is not shown. It is blocked if the check finds an error in its results.
 A single launch cannot meet or miss a target. Repeats in one Slurm job cannot either, unless the
 campaign has is_machine = true under [jobs], which says that only these nodes matter.
-Each judgement after more launches needs a wider interval, so looks.jsonl records all judgements.
+Each look after more launches needs a wider interval, so looks.jsonl records all looks.
 
 \b
 Exit code: 0 without errors (warnings are allowed), 1 with errors, 2 if a file cannot be read.

@@ -1,6 +1,7 @@
 """Rules about launches and their cases: where and how often they ran, and single results."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations, pairwise
 from statistics import geometric_mean, median
 from textwrap import shorten
@@ -89,7 +90,14 @@ def mixed_cases(evidence: Evidence) -> Iterator[Finding]:
     """One case name means another workload, precision or scaling in other launches."""
     for conflict in evidence.results.conflicts:
         if conflict.case is not None and conflict.fact not in BATCHES:
-            yield difference(conflict)
+            usual, (odd, *_), action = conflict.usual, conflict.launches, ""
+            if len(evidence.results.plans) == 1:
+                options = " ".join(f"--replace-launch {name}" for name in conflict.launches)
+                again = f"restore the code of {usual} and repeat your lockstep run with {options}"
+                if any(row.job for row in evidence.results.rows):
+                    again = "measure all launches in a campaign of another name"
+                action = f"the measured code changed between {usual} and {odd}: {again}"
+            yield replace(difference(conflict), action=action)
 
 
 @rule(
