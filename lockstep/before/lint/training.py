@@ -116,7 +116,9 @@ class Script:
 
     def default_of(self, node: ast.expr | None) -> ast.expr | None:
         """Return an expression, or the default of the option of argparse that it reads."""
-        for call in self.find("add_argument") if isinstance(node, ast.Attribute) else ():
+        if not isinstance(node, ast.Attribute):
+            return node
+        for call in self.find("add_argument"):
             options = [ast.unparse(option).strip("'-").replace("-", "_") for option in call.args]
             if node.attr in options:
                 return argument(call, "default")

@@ -107,9 +107,9 @@ def recommend(series: Series, criterion: Criterion, samples: float | None = None
         good, unshown = series.good(limit), series.unshown(limit)
         if unshown and not good:
             best = max(unshown, key=lambda p: (p.parallel_efficiency >= limit, p.world_size))
-            size, launches = counted(best.world_size, series.noun), series.launches_to_show(limit)
+            tried, launches = counted(best.world_size, series.noun), series.launches_to_show(limit)
             have = "has" if best.world_size == 1 else "have"
-            shown = f"none is shown to reach it; {size} {have} {_efficiency(best, limit)}"
+            shown = f"none is shown to reach it; {tried} {have} {_efficiency(best, limit)}"
             return pick(None, f"{shown}; {launches} would decide")
         if not good and series.base not in series.points:
             best = max(series.points, key=lambda p: p.parallel_efficiency)
