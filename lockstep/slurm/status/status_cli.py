@@ -49,9 +49,10 @@ OPTIONAL = {"--watch": (r"[0-9]*\.?[0-9]+", BACKING_OFF), "--html": (r".*\.html"
 expectation_options = add_options(
     click.option("--expect", type=click.Path(path_type=Path, exists=True, dir_okay=False),
                  metavar="FILE",
-                 help="Expected values: the record of lockstep predict --json, a targets file of "
-                 "lockstep check --targets, or a table that lockstep import reads.  [default: "
-                 "expected.json, expected.targets.toml or expected.csv in the folder]"),
+                 help="File of expected values: the record of lockstep predict --json, a "
+                      "targets file of lockstep check --targets, or a table that lockstep "
+                      "import reads.  [default: expected.json, expected.targets.toml or "
+                      "expected.csv in the folder]"),
     click.option("--floor", type=click.FloatRange(0, 1),
                  help="Lowest parallel efficiency at which larger world sizes are measured.  "
                  "[default: until_efficiency of the campaign]"),
@@ -235,7 +236,7 @@ def _collect(folder: str, *, as_json: bool) -> None:
     click.echo(f"{counted(len(collected['launches']), 'launch')} collected")
     if rows := collected["jobs"]:
         accounts = [row["accounting"] for row in rows if row["accounting"]]
-        measured = sum(row["measured_rank_hours"] or 0.0 for row in rows)
+        measured_hours = trimmed(sum(row["measured_rank_hours"] or 0.0 for row in rows))
         sums = {unit: sum(a.get(key) or 0.0 for a in accounts) for key, unit in ACCOUNTED.items()}
         totals = ", ".join(f"{trimmed(hours)} {unit}" for unit, hours in sums.items() if hours)
         jobs = counted(len(rows), "job")
@@ -243,7 +244,7 @@ def _collect(folder: str, *, as_json: bool) -> None:
         click.echo(f"accounting is known for {num_known} of {jobs}")
         if totals:
             click.echo(
-                f"the jobs took {totals}; the timed regions took {trimmed(measured)} rank-hours"
+                f"the jobs took {totals}; the timed regions took {measured_hours} rank-hours"
             )
     click.echo(f"Next: lockstep report {shlex.quote(folder)}")
 
