@@ -77,8 +77,7 @@ WORDS = {
     "outlier": "outlier: launch {launch} is {change} than the point's median, but still counts; "
     "before you leave the launch out, measure it again on the same nodes and on other nodes",
     "trend": "trend: throughput changes by {change:+.0%} from the first third of the launches "
-    "to the last third; measure again with more repeats; lockstep run interleaves the "
-    "repeats",
+    "to the last third; measure again with more repeats (lockstep run interleaves them)",
     # flags of an imported line
     "warm-up-only": "this run has only one epoch, which is its warm-up",
     "logged-rate": "the logged images_per_sec is {factor:.3g} times the rate that follows from the "

@@ -262,7 +262,7 @@ class Derived:
 
     schema: Annotated[
         Literal[1],
-        About("Version of the schema of a case's record; readers refuse other versions."),
+        About("Schema version of a case's record; readers refuse other versions."),
     ]
     samples: Annotated[
         Count, About("Number of timed samples: samples_per_step x steps_per_round x rounds.")
@@ -470,7 +470,7 @@ class Session:
 class LaunchBlock:
     """The facts of one launch."""
 
-    schema: Literal[1] | None = about("Version of the schema of a launch's record.")
+    schema: Literal[1] | None = about("Schema version of a launch's record.")
     complete: bool | None = about("Whether every expected case was measured or skipped.")
     launch: str | None = about("Name of the launch in its campaign.")
     campaign: str | None = about("Name of the campaign.")

@@ -246,7 +246,7 @@ OF_TRAININGS = {
         _pooled("reached_s")),
 }  # fmt: skip
 _POINTS = {
-    "series": Column("text", "label of the curve: the settings that differ between the curves",
+    "series": Column("text", "label of the curve: the facts that differ from other curves",
         lambda place: place.series.label),
     **WHAT,
     "layout": Column("text", "layout of the ranks over nodes, if it differs from the main layout "
@@ -419,7 +419,7 @@ EPOCHS = {
     "throughput_samples_per_s": Column("samples/s", "samples of all ranks per second"),
     "parallel_efficiency": Column("ratio", "speed-up of the point / ratio of world sizes"),
     "gpu_utilisation": _share("gpu_utilisation",
-        "GPU utilization: share of NVML's sample periods in the whole run in which a kernel ran"),
+        "GPU utilization of the whole run: share of NVML's sample periods in which a kernel ran"),
     "lr": Column("ratio", "learning rate of the last update"),
     "loss": Column("ratio", "mean loss over updates and ranks, computed before each update"),
     "validation_loss": Column("ratio", "mean loss over the validation set"),

@@ -76,8 +76,8 @@ def absolute(text: str) -> str:
     """Return a path that is absolute or a placeholder; raise ValueError for any other."""
     if "://" in text and not text.startswith(FILL_IN):
         raise ValueError(
-            "the value is an address of an image, not a file; build the image first, for "
-            "example with lockstep image build"
+            "the value is the registry address of an image, not a file; build the image first, "
+            "for example with lockstep image build"
         )
     if not text.startswith(("/", FILL_IN)):
         raise ValueError(
@@ -265,7 +265,7 @@ class Site(Table):
     time: Duration
     """time limit of one job, [days-]HH:MM:SS"""
     max_ranks_per_node: Count | None = None
-    """maximum number of ranks on a node; by default one per GPU, or one per CPU without GPUs"""
+    """maximum number of ranks on a node; by default one per GPU, or one per CPU if it has no GPU"""
     container: Container | None = None
     """container image in which the ranks run"""
     modules: tuple[Line, ...] = ()
@@ -410,7 +410,7 @@ class Site(Table):
             (self.gpu_types and (self.gpu_type or self.constraint),
              "gpu_types excludes gpu_type and constraint; keep one of them"),
             (is_staged and self.scratch is None,
-             "stage_in and stage_image copy files, but the key 'scratch' is missing; set 'scratch'"),
+             "stage_in and stage_image are set, but the key 'scratch' is missing; set scratch"),
             (self.stage_image and is_native,
              "stage_image is set, but there is no [container]; remove stage_image"),
             (self.stage_image and runtime == "podman-hpc",

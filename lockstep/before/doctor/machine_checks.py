@@ -351,8 +351,8 @@ def interface(subject: Subject) -> Finding:
         names = ", ".join(absent)
         text = f"the site file names the interfaces {names}, but this machine has {interfaces_here}"
         action = (
-            "change the value of interface in the site file, or check the nodes with "
-            "lockstep doctor --slurm"
+            "set interface in the site file to an interface of the nodes, or check the nodes "
+            "with lockstep doctor --slurm"
         )
         return warning(text, action)
     if named:

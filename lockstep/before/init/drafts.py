@@ -210,7 +210,7 @@ def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> str
             parts.append(f"\n[partitions.{key}]{comment}")
             if most:
                 parts.append(line("time", most, of_time or "longest time that a job may take"))
-            parts.append(line("max_nodes", nodes, of_nodes or "most nodes that one job may have"))
+            parts.append(line("max_nodes", nodes, of_nodes or "maximum number of nodes per job"))
     return "\n".join(parts) + "\n"
 
 

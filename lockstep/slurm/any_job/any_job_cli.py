@@ -170,10 +170,9 @@ def top(job: str, every: float | None, table: Path | None, *, as_json: bool) -> 
                 f"job {job} is not running: {held.job_line(queued[0])}; lockstep slurm why {job} "
                 "shows the reason"
             )
-        reason = "has ended" if queued else "is not in squeue: it has ended or never existed"
+        reason = "the job has ended" if queued else "the job has ended or never existed"
         raise ValueError(
-            f"job {job} is not running, because the job {reason}; lockstep slurm eff {job} shows "
-            "what the job used"
+            f"job {job} is not running: {reason}; lockstep slurm eff {job} shows what the job used"
         )
     while running:  # for an array, only the first element is shown
         nodes, steps = [], []

@@ -200,7 +200,8 @@ def job_line(job: Queued) -> str:
     if job.is_waiting and job.starts is not None:
         text += f"; expected start: {moment(job.starts)}"
     elif job.state.name == "RUNNING":
-        text = f"the job has run for {in_words(job.elapsed_s)} on {job.nodes}"
+        elapsed = in_words(job.elapsed_s)
+        text = f"the job has run for {elapsed} on {job.nodes}"
         if job.limit_s is not None and job.elapsed_s is not None:
             text += f"; {in_words(max(0.0, job.limit_s - job.elapsed_s))} left"
     return f"{job.job_id} {job.name}: {text}"
@@ -315,12 +316,13 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
     if account["state"] not in ENDED:
         command = "top" if account["state"] == "RUNNING" else "why"
         yield f"  The job has not ended; lockstep slurm {command} {job_id} shows its state"
+    margin = f"{MARGIN - 1:.0%}"
     for hint in hints(account):
         kind, amount = hint["kind"], hint["amount"]
         request = f"--time={clock(amount)}" if "time" in kind else f"--mem={_mebibytes(amount)}"
         request += " a node" * ("memory" in kind)
         if kind == "cpus_idle":
-            rule = f"{MARGIN - 1:.0%} more than the job used"
+            rule = f"{margin} more than the job used"
             for noun, least in (("node", account["num_nodes"]), ("task", account["num_tasks"])):
                 rule = f"one per {noun}" if amount == least else rule
             yield f"  Next time: request {counted(amount, 'CPU')}, which would be enough: {rule}"

@@ -60,10 +60,10 @@ BEAT_S = 15.0
 @click.command()
 @click.argument("folder")
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True,
-              help="Port of the server of the status page; 0 takes a free port.")  # fmt: skip
+              help="Port of the status page's server; 0 takes a free port.")  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True,
-              help="Network address of the server of the status page. Whoever can "
-                   "reach this address can read the page.")  # fmt: skip
+              help="Network address of the status page's server. Whoever can reach this address "
+                   "can read the page.")  # fmt: skip
 @click.option("--key-file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="File with the key that signs events; the file is created if it is missing. "
                    f" [default: {KEY_FILE} in FOLDER]",

@@ -104,9 +104,9 @@ class Watching(OverSsh):
                    "--watch, write the page each time.")  # fmt: skip
 @expectation_options
 @click.option("--cancel-below", is_flag=True,
-              help="If a world size has less parallel efficiency than --floor, cancel the pending "
-                   "jobs of larger sizes and leave out those sizes. Stages that wait for these "
-                   "jobs by afterok do not start."
+              help="If a world size has less parallel efficiency than --floor, cancel the "
+                   "pending jobs of larger world sizes and leave out these world sizes. Stages "
+                   "that wait for these jobs by afterok do not start."
               )  # fmt: skip
 @click.option("--collect", "collects", is_flag=True,
               help="Write the JSON of each launch from its journal, save the jobs' accounting, and "
@@ -270,7 +270,7 @@ def cancel(folder: str, *, name: str | None, point: int | None, dry_run: bool) -
         jobs = held.find_job(folder)
         if not jobs:
             raise ValueError(
-                f"job {folder} is not in squeue; lockstep slurm why {folder} shows how it ended"
+                f"job {folder} is not in squeue; lockstep slurm why {folder} shows the job's end"
             )
         for job in jobs:
             click.echo(f"{held.job_line(job)}; owner: {job.user}")
@@ -338,7 +338,9 @@ def _scancel(job_ids: Iterable[str], users: set[str], *, only_waiting: bool = Fa
         if not others:
             raise
         owners = " and ".join(others)
-        raise RuntimeError(f"{error}; these jobs belong to {owners}, so ask {owners}") from None
+        raise RuntimeError(
+            f"{error}; these jobs belong to {owners}; ask {owners} to cancel these jobs"
+        ) from None
 
 
 def cancel_jobs(

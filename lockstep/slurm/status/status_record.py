@@ -272,8 +272,8 @@ def _next_commands(
     # Without job scripts the launches are from `lockstep run`, which alone can continue them.
     claimed = results.read_claim() or {}
     tests, name = ",".join(claimed.get("tests") or ()), str(claimed.get("name"))
-    what = shlex.join(["--tests", tests, "--name", name]) if tests else "CAMPAIGN"
-    again = [f"lockstep run {what}  # give the same options as before"] * is_left
+    campaign_or_tests = shlex.join(["--tests", tests, "--name", name]) if tests else "CAMPAIGN"
+    again = [f"lockstep run {campaign_or_tests}  # give the same options as before"] * is_left
     return [*again, f"lockstep report {typed}"]
 
 
