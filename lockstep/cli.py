@@ -28,12 +28,12 @@ GROUPS = {
     },
     "Before measuring": {
         "doctor": ("before.doctor.doctor_cli",
-            "Check whether this machine can measure, and describe it."),
+            "Check whether this machine can measure, or list its hardware."),
         "screen": ("before.screen.screen_cli",
             "Find a slow node, device or link before a campaign."),
         "init": ("before.init.init_cli", "Write a site file and a campaign file for this machine."),
         "lint": ("before.lint.lint_cli", "Find errors in your own scripts."),
-        "image": ("image.image_cli", "Build, inspect, verify or hash the image."),
+        "image": ("image.image_cli", "Build, inspect, verify or hash a container image."),
     },
     "Measure on Slurm": {
         "plan": ("slurm.submit.plan_cli", "Show the Slurm jobs of a campaign and their cost."),
@@ -42,18 +42,19 @@ GROUPS = {
         "status": ("slurm.status.status_cli",
             "Show the progress of a campaign's jobs, and collect their results."),
         "resume": ("slurm.submit.submit_cli",
-            "Submit the launches of a campaign that are not measured yet."),
+            "Submit a campaign's launches that are not measured yet."),
         "cancel": ("slurm.status.status_cli", "Cancel a campaign's jobs that have not ended."),
-        "slurm": ("cli", "Any Slurm job: commands jobs, why, eff, top, nodes, shell, serve."),
+        "slurm": ("cli",
+            "Use a command for any Slurm job: jobs, why, eff, top, nodes, shell, serve."),
     },
     "Read results": {
         "report": ("report.report_cli", "Make the scaling report of measured or imported results."),
         "check": ("report.check.check_cli",
             "Check whether results are valid and reach their targets."),
         "compare": ("report.compare.compare_cli",
-            "Show for each point whether results B are faster than A."),
-        "predict": ("report.predict.predict_cli", "Predict results at a world size, or recommend a "
-            "size."),
+            "Show for each point whether results B are faster than results A."),
+        "predict": ("report.predict.predict_cli",
+            "Predict results at a world size, or recommend a world size."),
         "import": ("report.report_cli:import_table",
             "Import a published or hand-made table as measured points."),
         "explain": ("report.profiles.explain_cli", "Show where the time of a profiled step goes."),
@@ -84,8 +85,8 @@ ANY_JOB = {
     "eff": ("slurm.any_job.any_job_cli", "Show how well a job used its CPUs, memory and time "
                                          "limit."),
     "top": ("slurm.any_job.any_job_cli", "Show the current load of a running job's nodes."),
-    "shell": ("slurm.any_job.any_job_cli", "Open a shell in an allocation like the one that "
-                                           "measured a point."),
+    "shell": ("slurm.any_job.any_job_cli",
+        "Open a shell on as many nodes as a campaign needs for one world size."),
     "serve": ("slurm.status.serve_cli",
         "Serve a campaign's status page, and receive events of its jobs."),
 }  # fmt: skip
@@ -93,8 +94,8 @@ COMMANDS = {name: facts for group in GROUPS.values() for name, facts in group.it
 
 # Mistaken command -> what to use instead.
 MEANT = {
-    "measure": "call lockstep.measure(step, samples=N, ddp=ddp) in a test with the fixture "
-    "lockstep, then run lockstep run --tests FOLDER",
+    "measure": "call lockstep.measure(step, samples=N, ddp=ddp) in a test that takes the pytest "
+    "fixture lockstep, then run lockstep run --tests FOLDER",
     "read": "call lockstep.read(FOLDER) in Python, or print the same table with lockstep report "
     "FOLDER --csv",
     **{name: f"use lockstep slurm {name}" for name in ANY_JOB},

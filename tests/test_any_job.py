@@ -274,7 +274,7 @@ def test_any_job_is_cancelled_once_it_is_said_whose_it_is(slurm):
     assert (planned.stdout, slurm.calls("scancel")) == (f"{whose}scancel 4711\n", [])
     refused = ask("cancel 4711", slurm)
     assert (refused.returncode, refused.stdout) == (3, whose)
-    assert "these jobs belong to alice, so ask alice" in refused.stderr
+    assert "these jobs belong to alice; ask alice to cancel" in refused.stderr
     slurm.say("scancel")
     assert ask("cancel 4711_3", slurm).stdout.endswith("cancelled: job 4711_3\n")
     assert slurm.calls("scancel")[-1] == "scancel 4711_3"

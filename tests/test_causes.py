@@ -45,7 +45,7 @@ CODE = {"exit_code": 1}
 @pytest.mark.parametrize(
     ("state", "record", "account", "kind", "key", "part"),
     [
-        ("OUT_OF_MEMORY", None, MEMORY, "memory", "mem", "31.0 of 32.0 GiB; the job needs more"),
+        ("OUT_OF_MEMORY", None, MEMORY, "memory", "mem", "GiB of memory; the job needs more"),
         ("OUT_OF_MEMORY", None, {}, "memory", "mem", "the job's memory use is not known"),
         ("NODE_FAIL", None, {"nodes": "node[2-3]"}, "node_unknown", None, "node[2-3]"),
         ("COMPLETED", None, {}, "unknown", None, ""),

@@ -515,7 +515,7 @@ def test_doctor_asks_the_cluster_that_the_site_names(tmp_path, stand_in):
 
 
 @pytest.mark.parametrize(("script", "says"), [
-    (f"{says('n1 h1 ib0')}; {says('n2 h2 eth0')}", "the interface ib0 of the site file"),
+    (f"{says('n1 h1 ib0')}; {says('n2 h2 eth0')}", "the network interface ib0, which the"),
     (f"{says('n1 h1 ib0')}; {says('n1 h1 ib0')}", "only 1 of 2 nodes answered"),
     ("echo 'srun: error: Invalid account' >&2; exit 1", "srun: error: Invalid account"),
 ])  # fmt: skip

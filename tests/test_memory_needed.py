@@ -104,5 +104,5 @@ def test_a_plan_has_batch_memory_and_accumulation_of_each_size(tmp_path):
         ["4", "128", "1", "\u2013"],
         ["8", "64", "1", "24.0"],
     ]
-    assert "Memory is the peak memory of a rank on H100, which has 80.0 GB." in lines
+    assert "The column memory shows the peak memory of a rank on H100, which has 80.0 GB." in lines
     assert max(map(len, lines)) <= 80

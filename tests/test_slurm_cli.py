@@ -105,7 +105,7 @@ def test_what_is_planned_within_a_budget_is_what_is_rendered(folder):
     assert found["gpu_hours"] == 2.0
     ended = lockstep("submit --by-hand campaign.toml --site site.toml --budget 7", folder)
     assert ended.stderr.startswith(
-        "Left out to stay within 7 GPU-hours: world size 8. A budget leaves out "
+        "Left out to stay within 7 GPU-hours: world size 8. A budget first leaves out "
     )
     assert started(Path(ended.stdout.strip())) == ["w1-r0", "w1-r1"]
 

@@ -301,7 +301,7 @@ def test_a_running_job_that_writes_nothing_has_stalled(here, folder, asked, budg
     assert seen("log.txt", minutes + 1) == (
         "STALLED",
         f"the job's last output is {minutes + 1} min old; run lockstep cancel results/x "
-        "--job ladder, then lockstep resume results/x to measure the rest",
+        "--job ladder, then lockstep resume results/x to measure the missing launches",
     )
 
 

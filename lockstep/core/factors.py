@@ -70,9 +70,10 @@ def check(factors: Mapping[str, Sequence[Value]]) -> Factors:
             if not is_allowed(value):
                 raise ValueError(f"{name}={value} is not {allowed}")
         if not values or len(set(values)) < len(values):
+            all_values = _joined(values)
             raise ValueError(
-                f"{name}={_joined(values)} is not allowed; give at least one value, and each value "
-                "only once"
+                f"{name}={all_values} is not allowed; give at least one value, and each value only "
+                "once"
             )
     return tuple((name, tuple(values)) for name, values in factors.items())
 

@@ -10,7 +10,7 @@ from lockstep.core.formats import number
 WORDS = {
     # flags of a launch
     "oversubscribed": "oversubscribed: the ranks run {threads} threads on {cores} cores",
-    "mixed-devices": "mixed devices: the ranks run on {devices}",
+    "mixed-devices": "mixed devices: the ranks run on different devices: {devices}",
     "debug-detail": "TORCH_DISTRIBUTED_DEBUG=DETAIL checks every collective and slows the steps; "
     "unset it",
     "nccl-log": "{settings} logs every collective and slows the steps; unset it",
@@ -37,18 +37,18 @@ WORDS = {
     "restored the old value",
     "left-in-place": "on rank {rank}, the case changed {what} from {before} to {after}; the "
     "following cases are measured with the new value",
-    "ran-beside": "{what} of the earlier case {case} still ran on rank {rank} and used {cores} "
-    "cores; end {what} at the end of the earlier case",
+    "ran-beside": "the {what}, which the earlier case {case} started, still ran on rank {rank} "
+    "and used {cores} cores; end the {what} at the end of the earlier case",
     "ran-under": "the earlier case {case} had changed {what} from {before} to {after} on rank "
     "{rank}, and this case ran with {after}; restore the old value at the end of {case}",
     "smaller-batch": "the case was measured with {measured} samples per rank, because rank {rank} "
     "on {host} had no memory for {asked} samples; this point is not compared with others",
     "other-samples": "the test gave samples={samples}, but each tensor of a batch holds {items} "
-    "items; give the number of samples in a batch",
+    "items; set samples to the number of samples in a batch",
     "wide-margin": "after {rounds} rounds the margin of error is {margin:.2%}, which is still "
     "above the goal of {goal:.2%}",
-    "no-margin": "one round has no margin of error, so the goal of {goal:.2%} was not checked; "
-    "measure two or more rounds",
+    "no-margin": "a single round gives no margin of error, so the goal of {goal:.2%} was not "
+    "checked; measure two or more rounds",
     "throttled": "throttled: the device of rank {rank} on {host} lowered its clocks ({reasons})",
     "cpu-quota": "a CPU quota stopped processes of rank {rank} on {host} for {held_s:.2g} s during "
     "the timed rounds; request as many cores as the ranks have threads",
@@ -57,27 +57,27 @@ WORDS = {
     "late-input": "late input: rank {rank} on {host} waits {wait_s} per step for its batch, "
     "but the other ranks wait only {others_s} (median); check that node's file "
     "system and cores, and that rank's share of the data",
-    "own-waits": "{collectives} collectives run in each step even under no_sync(), and ranks wait "
-    "for each other in them, so neither the cause of lost time nor slow ranks can be "
-    "named; measure a step without these collectives, and replace "
-    "require_backward_grad_sync by no_sync()",
+    "own-waits": "{collectives} collectives run in each step even under no_sync(). The ranks "
+    "wait for each other in these collectives, so Lockstep cannot name slow ranks "
+    "or the cause of lost time; measure a step without these collectives, and use "
+    "no_sync() instead of require_backward_grad_sync",
     # flags of a case's rounds
     "long-round": "long round: the longest round takes {longest_s:.3g} s, but the median round "
-    "takes {median_s:.3g} s. The excess time is {share:.0%} of the total and "
-    "distorts rates and device-hours; measure this launch again",
+    "takes {median_s:.3g} s. The excess time is {share:.0%} of the time of all "
+    "rounds and distorts rates and device-hours; measure this launch again",
     "two-modes": "two modes: the rounds form two groups that differ by {apart:.0%}; measure again "
     "on idle nodes with --rounds {rounds} to see whether both groups remain",
-    "warm-up-drift": "warm-up drift: the last third of the rounds is {change:.0%} shorter than the "
-    "first third; measure again with --warmup-rounds {rounds}, or warmup_rounds = {rounds} in "
-    "the campaign file",
-    "slows-down": "slows down: the last third of the rounds is {change:.0%} longer than the first "
-    "third, perhaps through throttling or another load; measure again with --rounds {rounds}, "
-    "and watch clocks and load meanwhile",
+    "warm-up-drift": "warm-up drift: the last third of the rounds takes {change:.0%} less time "
+    "than the first third; measure again with --warmup-rounds {rounds}, or "
+    "warmup_rounds = {rounds} in the campaign file",
+    "slows-down": "slowdown: the last third of the rounds takes {change:.0%} more time than the "
+    "first third, perhaps because of throttling or other load; measure again with "
+    "--rounds {rounds}, and watch clock rates and load meanwhile",
     # flags of a point's launches
     "outlier": "outlier: launch {launch} is {change} than the point's median, but still counts; "
     "before you leave the launch out, measure it again on the same nodes and on other nodes",
-    "trend": "trend: throughput changes by {change:+.0%} from the first third of the launches to "
-    "the last third; measure again with more repeats, which lockstep run interleaves",
+    "trend": "trend: throughput changes by {change:+.0%} from the first third of the launches "
+    "to the last third; measure again with more repeats (lockstep run interleaves them)",
     # flags of an imported line
     "warm-up-only": "this run has only one epoch, which is its warm-up",
     "logged-rate": "the logged images_per_sec is {factor:.3g} times the rate that follows from the "
@@ -134,10 +134,10 @@ def _shown(kind: str, name: str, value: object) -> object:
 # Beginning of a sentence in older files -> its kind; loader workers and ranks share one.
 # They do not change with `WORDS`.
 _BEGINNINGS = {
-    "the suite's checkout holds changes": "git-dirty",
+    "the suite's checkout": "git-dirty",
     "bf16 is emulated": "bf16-emulated",
     "TORCH_DISTRIBUTED_DEBUG=DETAIL": "debug-detail",
-    "its only epoch is the warm-up": "warm-up-only",
+    "its only epoch": "warm-up-only",
     "oversubscribed: ": "oversubscribed",
     "straggler: ": "straggler",
     "throttled: ": "throttled",

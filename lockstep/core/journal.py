@@ -29,7 +29,7 @@ LIMIT_BYTES = 16 * files.LIMIT_BYTES
 # How a journal of a launch, or of submissions, begins.
 _HEADS = (b'{"kind": "launch"', b'{"uuid": "')
 # What to do about a corrupt journal: never delete the file, else its good lines are lost.
-_RESTORE = "restore a complete copy of the file, or move its folder away to start again"
+_RESTORE = "restore a complete copy of the file, or move the file's folder away to start again"
 # How the line of a case that has ended begins.
 _ENDED = tuple(f'{{"kind": "{kind}"'.encode() for kind in ENDS)
 # Facts of a launch that no later session of it changes.
@@ -250,7 +250,7 @@ def _current_of(path: Path) -> list[dict[str, Any]]:
                 )
         if kind == "launch" and not files.are_texts(entry["expected"]):
             raise ValueError(
-                f"{path}: a line of kind launch does not list the expected cases; {_RESTORE}"
+                f"{path}: a line of the kind 'launch' does not list the expected cases; {_RESTORE}"
             )
     return entries
 

@@ -28,8 +28,8 @@ class NoLocksError(ValueError):
     def __init__(self, folder: Path, error: OSError) -> None:
         code = errno.errorcode.get(error.errno or 0, str(error))
         super().__init__(
-            f"{folder} is on a file system without locks ({code}); choose a folder on another file "
-            "system, or have Lustre mounted with -o flock"
+            f"{folder} is on a file system without locks ({code}); choose a folder on another "
+            "file system, or ask the cluster's support to mount Lustre with -o flock"
         )
 
 

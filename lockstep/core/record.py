@@ -74,7 +74,7 @@ class Epoch:
     )
     validation_loss: Annotated[Number, About("Mean loss over the whole validation set.")]
     accuracy: Fraction | None = about(
-        "Fraction of correct predictions in validation; null if there are none."
+        "Fraction of correct predictions in validation; null without validation."
     )
     train_accuracy: Fraction | None = about("Fraction of training samples predicted correctly.")
     validation_s: Annotated[Amount, About("Seconds that validation took on the slowest rank.")]
@@ -83,7 +83,9 @@ class Epoch:
         "Peak memory in bytes of the rank that needed most: GPU memory, or resident memory on "
         "a CPU."
     )
-    is_warmup: bool = about("Whether this is the first epoch of its process.", default=False)
+    is_warmup: bool = about(
+        "Whether the epoch is the first that its process trained.", default=False
+    )
     ended: str = about("Time at which the epoch ended, UTC, ISO 8601.", default="")
 
 
@@ -109,7 +111,10 @@ class Training:
     epochs: Annotated[Count, About("Epochs to train.")]
     optimizer: Annotated[str, About("Optimizer: sgd, adam, adamw, or a class of the workload.")]
     lr: Annotated[Amount, About("Learning rate after warm-up, scaled to the global batch.")]
-    schedule: Annotated[str, About("Schedule by which the learning rate falls, or none.")]
+    schedule: Annotated[
+        str,
+        About("Name of the schedule by which the learning rate falls; none for a constant rate."),
+    ]
     warmup_epochs: Whole = about("Epochs over which the learning rate rises to lr.", default=0)
     weight_decay: Amount = about("Weight decay of the optimizer.", default=0.0)
     accumulation: Count = about("Number of micro-batches per update.", default=1)
@@ -125,7 +130,7 @@ class Training:
     checkpoints: Checkpoints = about(
         "Files of the trained parameters.", default_factory=Checkpoints
     )
-    steps_file: str | None = about("File of the loss and learning rate of each step, JSON lines.")
+    steps_file: str | None = about("JSON Lines file with the loss and learning rate of each step.")
 
 
 def time_to(target: float | None, rows: Sequence[Epoch]) -> float | None:
@@ -176,7 +181,9 @@ class CaseRecord:
 
     study: Annotated[Study, About("The study to which the case belongs.")]
     workload: Annotated[Text, About("Name of the model, data set or collective that was measured.")]
-    scaling: Annotated[Scaling | None, About("How the work grows with the ranks; null if unknown.")]
+    scaling: Annotated[
+        Scaling | None, About("How the work grows with the number of ranks; null if unknown.")
+    ]
     world_size: Annotated[Count, About("Number of ranks.")]
     num_nodes: Annotated[Count, About("Number of hosts.")]
     factors: Annotated[dict[str, Any], About("Name and value of each factor, as in the case's id.")]
@@ -186,7 +193,9 @@ class CaseRecord:
     rank_round_s: Annotated[
         list[Rounds], About("Seconds, shape (num_ranks, num_rounds).", min_length=1)
     ]
-    precision: str | None = about("Precision of the step, such as bf16; null if it has none.")
+    precision: str | None = about(
+        "Precision of the step, such as bf16; null if the step has no precision."
+    )
     local_batch: Count | None = about("Samples per optimizer update on each rank.")
     global_batch: Count | None = about("Samples per optimizer update over all ranks.")
     flop_per_sample: Amount | None = about("Model FLOP per sample, forward and backward, or null.")
@@ -207,7 +216,7 @@ class CaseRecord:
     )
     flags: list[str | dict[str, Any]] = about_list(
         "Flags: reasons why the result is not evidence. A flag has a kind and facts; in older "
-        "files it is a sentence."
+        "files a flag is a sentence."
     )
     rank_hosts: list[str] = about_list("Host of each rank; empty in older files.")
     workload_sha256: str | None = about(
@@ -252,9 +261,12 @@ class Derived:
     """Fields of a block that follow from those of its `CaseRecord`."""
 
     schema: Annotated[
-        Literal[1], About("Schema version of this block; readers refuse other versions.")
+        Literal[1],
+        About("Schema version of a case's record; readers refuse other versions."),
     ]
-    samples: Annotated[Count, About("Samples timed: samples_per_step x steps_per_round x rounds.")]
+    samples: Annotated[
+        Count, About("Number of timed samples: samples_per_step x steps_per_round x rounds.")
+    ]
     elapsed_s: Annotated[Positive, About("Seconds in the timed region: the sum of the rounds.")]
     mean_throughput_samples_per_s: Annotated[Positive, About("samples / elapsed_s.")]
     mean_mfu: Annotated[
@@ -275,7 +287,9 @@ class RankFacts:
     local_rank: Whole | None = about("Local rank: number of the rank on its host.")
     host: str | None = about("Host name.")
     pid: Whole | None = about("Process id.")
-    device: str | None = about("Device of the rank: cpu, or cuda with an index, such as cuda:0.")
+    device: str | None = about(
+        "Device of the rank: cpu, or cuda with the GPU's index, such as cuda:0."
+    )
     device_name: str | None = about("Name of the rank's GPU, or of its processor.")
     cpu_model: str | None = about("Processor of the rank's host.")
     gpu_uuid: str | None = about("UUID of the GPU.")
@@ -303,11 +317,13 @@ class Transport:
 class Provenance:
     """Where a launch comes from."""
 
-    lockstep_version: str | None = about("Version of Lockstep that measured.")
-    suite_sha256: str | None = about("SHA-256 of the measuring code of the benchmark suite.")
+    lockstep_version: str | None = about("Version of Lockstep that measured the launch.")
+    suite_sha256: str | None = about("SHA-256 of the benchmark suite's measuring code.")
     git_commit: str | None = about("Git commit of the benchmark suite's checkout, or of its image.")
     git_dirty: bool | None = about("Whether tracked files differ from git_commit.")
-    project_commit: str | None = about("Commit of the repository of the user's tests or workload.")
+    project_commit: str | None = about(
+        "Git commit of the repository with the user's tests or workload."
+    )
     project_dirty: bool | None = about("Whether tracked files differ from project_commit.")
     command: list[str] = about_list("Command line of rank 0, with one argument per item.")
     seed: int | None = about("Random seed of parameters and data.")
@@ -339,8 +355,10 @@ class Provenance:
     launcher: str | None = about(
         "Launcher of the ranks, such as slurm or torchrun; null if there is none."
     )
-    image_path: str | None = about("Path of the container image; null without one.")
-    image_sha256: str | None = about("SHA-256 of the image; null without one, or if unreadable.")
+    image_path: str | None = about("Path of the container image; null without an image.")
+    image_sha256: str | None = about(
+        "SHA-256 of the container image; null without an image, or if it is unreadable."
+    )
     device_names: list[str] | None = about("Names of the ranks' devices, each name once.")
     slurm: dict[str, Any] | None = about(
         "Environment variables of the Slurm job and step; empty outside a job."
@@ -349,7 +367,7 @@ class Provenance:
         "Environment variables that control torch and its communication."
     )
     dropped_environment: list[str] | None = about(
-        "Environment variables of the job that did not reach the image."
+        "The job's environment variables that did not reach the container image."
     )
     ranks: list[RankFacts] | None = about("Host, device and cores of each rank, in rank order.")
 
@@ -377,8 +395,8 @@ class FailureCause:
     kind: Annotated[
         CauseKind,
         About(
-            "fault: the rank failed; skip: the rank skipped the case; silence: the rank did not "
-            "answer; consequence: the rank failed because another rank failed."
+            "Kind of failure. fault: the rank failed; skip: the rank skipped the case; silence: "
+            "the rank did not answer; consequence: the rank failed because another rank failed."
         ),
     ]
     error: str = about(
@@ -422,8 +440,10 @@ class Unmeasured:
     case: str
     reason: str = ""
     crashed: bool = about("Whether a rank or the launch crashed during the case.", default=False)
-    causes: list[FailureCause] = about_list("Failures of ranks, the rank at fault first.")
-    failure: dict[str, Any] | None = about("Failure of a program: kind, number of the run, facts.")
+    causes: list[FailureCause] = about_list("Failures of ranks; the rank at fault comes first.")
+    failure: dict[str, Any] | None = about(
+        "How a measured program failed: kind of failure, number of the run, facts."
+    )
 
 
 @dataclass(frozen=True)
@@ -450,16 +470,18 @@ class Session:
 class LaunchBlock:
     """The facts of one launch."""
 
-    schema: Literal[1] | None = about("Schema version of this block.")
+    schema: Literal[1] | None = about("Schema version of a launch's record.")
     complete: bool | None = about("Whether every expected case was measured or skipped.")
     launch: str | None = about("Name of the launch in its campaign.")
     campaign: str | None = about("Name of the campaign.")
     repeat: int | str | None = about("Number of the repeat to which the launch belongs.")
-    size: str | None = about("Name of the size, such as laptop.")
+    size: str | None = about("Name of the size, which sets the amount of work, such as laptop.")
     rounds: Count | None = about("Number of timed rounds of each case.")
     warmup_rounds: Whole | None = about("Number of untimed rounds before the timed rounds.")
     order_seed: Whole | None = about("Seed of the random order in which the launch runs its cases.")
-    part: list[Count] | None = about("[K, N] if only the K-th of N parts is measured, or null.")
+    part: list[Count] | None = about(
+        "[K, N] if the launch measures only part K of N parts of its cases, else null."
+    )
     world_size: Count | None = about("Number of ranks.")
     num_nodes: Count | None = about("Number of hosts.")
     started: str | None = about("Time at which the session began, UTC, ISO 8601.")

@@ -183,9 +183,9 @@ def rows(study: str, size: Size) -> list[Row]:
             if not cases:
                 shown = ",".join(map(str, values))
                 raise ValueError(
-                    f"no case of the study {study} allows {name}={shown}; cache needs "
-                    "dataset=files, and prefetch_factor and persistent_workers need num_workers "
-                    "of 1 or more"
+                    f"no case of the study {study} allows {name}={shown}; the factor cache "
+                    "needs dataset=files, and the factors prefetch_factor and "
+                    "persistent_workers need num_workers of 1 or more"
                 )
     return cases
 

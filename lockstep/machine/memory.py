@@ -81,7 +81,7 @@ def least_room(free_bytes: Sequence[int], hosts: Sequence[str]) -> Room:
 def refuse_beyond(room: Room, needed: Mapping[str, int], device: "torch.device") -> None:
     """Raise NoRoomError for a case that does not fit `room`; `needed` is purpose -> bytes."""
     if sum(needed.values()) > room.free_bytes:
-        parts = " and ".join(f"{size / GIB:.1f} GiB for {what}" for what, size in needed.items())
+        sizes = " and ".join(f"{size / GIB:.1f} GiB for {what}" for what, size in needed.items())
         left = f"{room.free_bytes / GIB:.1f} GiB"
         available = (
             f"only {left} of the GPU's memory is free"
@@ -89,7 +89,7 @@ def refuse_beyond(room: Room, needed: Mapping[str, int], device: "torch.device")
             else f"the rank's share of the free memory of the host or job is only {left}"
         )
         raise NoRoomError(
-            f"rank {room.rank} on {room.host} needs {parts}, but {available}; "
+            f"rank {room.rank} on {room.host} needs {sizes}, but {available}; "
             "choose a smaller model, batch or data set"
         )
 

@@ -23,7 +23,7 @@ from lockstep.core.processes import answer
 from lockstep.machine import hardware, network, nvidia, provenance
 from lockstep.machine.memory import GIB
 
-TITLE = "# Systems\n\nThe machines of the results, as `lockstep doctor --system` read them.\n\n"
+TITLE = "# Systems\n\nMachines that measured results, as `lockstep doctor --system` saw them.\n\n"
 DASH = "-"
 COMMAND_TIMEOUT_S = 20
 SYSTEM_FOLDER = Path("/sys")

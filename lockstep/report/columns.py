@@ -101,7 +101,7 @@ class Column(NamedTuple):
 WHAT = {
     "case": Column("text", "name of the benchmark or of the imported table"),
     "origin": Column(
-        "text", "origin of the numbers: measured, cited or target; a series has only one"
+        "text", "origin of the numbers: measured, cited or target; a series has only one origin"
     ),
     "study": Column("text", "study: strong, weak, precision, bucket, collective, ..."),
     "workload": Column("text", "model that is trained, with its options"),
@@ -124,7 +124,7 @@ _STEPS = {
 }  # fmt: skip
 _IS_POOLED = Column(
     "truth",
-    "whether the point contains this launch; false if the launch cannot be pooled with the others",
+    "whether the point contains this launch; false if other launches cannot be pooled with it",
 )
 _JOB = Column("text", "Slurm job of the launch")
 _COMMIT = Column(
@@ -243,7 +243,8 @@ OF_TRAININGS = {
     "over runs",
         _pooled("best")),
     "target_accuracy": Column(
-        "ratio", "target accuracy: the one requested, or else the highest that all runs reach",
+        "ratio", "target accuracy that was requested, or else the highest accuracy that all runs "
+        "reach",
         _learned(lambda learned: learned.target)),
     "num_reached": Column("count", "number of runs that reach target_accuracy",
         _learned(lambda learned: None if learned.target is None else learned.num_reached)),
@@ -252,7 +253,7 @@ OF_TRAININGS = {
         _pooled("reached_s")),
 }  # fmt: skip
 _POINTS = {
-    "series": Column("text", "label of the curve: the facts that differ between curves",
+    "series": Column("text", "label of the curve: the facts that differ from other curves",
         lambda place: place.series.label),
     **WHAT,
     "layout": Column("text", "layout of the ranks over nodes, if it differs from the main layout "
@@ -261,7 +262,7 @@ _POINTS = {
     "num_launches": Column("count", "number of repeats, over which intervals are computed"),
     "num_jobs": Column("count", "number of Slurm jobs in which the launches ran"),
     "interval_over": Column(
-        "text", "what an interval counts as one repeat: a launch, a job, or a launch of one job",
+        "text", "repeats over which intervals are computed: launches, jobs or launches of one job",
         _interval_over),
     "rounds": Column("count", "number of timed rounds of all launches",
         lambda place: sum(row.rounds or 0 for row in place.point.rows)),
@@ -291,7 +292,7 @@ _POINTS = {
     "joules_per_sample": _OF_DEVICES["joules_per_sample"]._replace(
         value=lambda place: quantities.median_joules(place.point.rows)
     ),
-    "data_s": Column("s", "time that a step waits for its batch, if it loads one",
+    "data_s": Column("s", "time that a step waits for its batch, if the step loads batches",
         lambda place: place.parts.get("input", quantities.UNKNOWN)[0]),
     "forward_s": Column(
         "s", "time of the forward pass of a step, including the loss", _phase("forward")),
@@ -317,8 +318,8 @@ _POINTS = {
         "count", "number of outliers: rounds far outside the quartiles of their launch; "
         "results include them",
         lambda place: sum(known) if (known := place.known_values("num_far_out")) else None),
-    "blocked_by": Column("text", "rules of lockstep check that found an error; because of them, "
-    "the row has no ratios"),
+    "blocked_by": Column("text", "rules of lockstep check that found an error; because of these "
+                                 "errors, the row has no ratios"),
 }  # fmt: skip
 
 
@@ -326,7 +327,7 @@ def _with_ends(name: str, column: Column) -> dict[str, Column]:
     """Return a column, and those of the ends of its interval if it has one."""
     ends = (("low", "lower"), ("high", "upper")) if column.has_interval else ()
     return {name: column} | {
-        f"{name}_{end}": Column(column.unit, f"{side} end of the 95 % interval")
+        f"{name}_{end}": Column(column.unit, f"{side} end of the 95 % interval of {name}")
         for end, side in ends
     }
 
@@ -338,7 +339,9 @@ POINTS = {
 # Additional column of `--csv` and `--json`.
 DETAILS = {
     "details": Column(
-        "object", "map from the name of a detail to its different values over launches", _details
+        "object",
+        "object with the name of each detail and its different values over the launches",
+        _details,
     )
 }
 
@@ -363,7 +366,8 @@ LAUNCHES = {
     "overlap": _share("overlap", "share of the all-reduce hidden by computing: 1 - "
     "exposed communication / time of the all-reduce alone"),
     "gpu_utilisation": _share(
-        "gpu_utilisation", "share of NVML's sample periods in which a kernel ran"),
+        "gpu_utilisation",
+        "GPU utilization: share of NVML's sample periods in which a kernel ran"),
     "loader_idle": _share("loader_idle", "share of a step spent waiting for the data loader"),
     **_OF_DEVICES,
     "joules_per_sample": _OF_DEVICES["joules_per_sample"]._replace(
@@ -389,7 +393,7 @@ ROUNDS = {
     **_OF_ROUNDS,
     "rank": Column("count", "the rank, from 0"),
     "host": Column("text", "host of the rank"),
-    "round": Column("count", "the timed round, from 0"),
+    "round": Column("count", "number of the timed round, from 0"),
     "steps_per_round": Column("count", "number of steps in a round"),
     "round_s": Column("s", "duration of the round on this rank"),
     "step_s": Column("s", "round_s / steps_per_round"),
@@ -415,13 +419,14 @@ EPOCHS = {
     "backward_s": Column(
         "s", "time of the backward passes, with exposed communication, mean over ranks"),
     "communication_s": Column(
-        "s", "time from the start of a step's first all-reduce to the end of its last, summed over "
-             "the epoch; unknown on GPUs, because measuring it would stop the steps"),
+        "s", "time from the start of a step's first all-reduce to the end of its last "
+             "all-reduce, summed over the epoch; not measured on GPUs, because the measurement "
+             "would delay the steps"),
     "elapsed_s": Column("s", "training time from the start of the run to the end of the epoch"),
     "throughput_samples_per_s": Column("samples/s", "samples of all ranks per second"),
     "parallel_efficiency": Column("ratio", "speed-up of the point / ratio of world sizes"),
     "gpu_utilisation": _share("gpu_utilisation",
-        "share of NVML's sample periods of the whole run in which a kernel ran"),
+        "GPU utilization of the whole run: share of NVML's sample periods in which a kernel ran"),
     "lr": Column("ratio", "learning rate of the last update"),
     "loss": Column("ratio", "mean loss over updates and ranks, computed before each update"),
     "validation_loss": Column("ratio", "mean loss over the validation set"),
@@ -431,7 +436,7 @@ EPOCHS = {
     "validation_s": Column("s", "time of validation on the slowest rank"),
     "checkpoint_s": Column("s", "time until the checkpoint was on disk"),
     "peak_memory_bytes": Column("bytes", "peak memory of the rank that uses most memory"),
-    "is_warmup": Column("truth", "whether this is the first epoch of its process"),
+    "is_warmup": Column("truth", "whether the epoch is the first that its process trained"),
 }  # fmt: skip
 
 TABLES = {"points": POINTS, "launches": LAUNCHES, "rounds": ROUNDS, "epochs": EPOCHS}

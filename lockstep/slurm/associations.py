@@ -223,8 +223,9 @@ class Excess:
                 )
             case "MaxSubmit":
                 why = (
-                    f"{self.needs:,} jobs exceed the limit {shown_limit}; to need fewer jobs, set "
-                    'share_job or allocation = "ladder" in [jobs] of the campaign file'
+                    f"{self.needs:,} jobs exceed the limit {shown_limit}; to need fewer jobs, "
+                    'set share_job = true or allocation = "ladder" in [jobs] of the campaign '
+                    "file"
                 )
             case _:
                 why = (

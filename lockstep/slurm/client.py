@@ -61,8 +61,8 @@ REFUSALS = (
     Refusal("invalid qos", "qos", SITE, _associations("QOS"), "your QOS", pattern=r"[^,\n]+"),
     Refusal("invalid partition|requested partition configuration|user's group not permitted",
             "partition", SITE, _sinfo("%R"), "partitions"),
-    Refusal("job violates accounting/qos policy", "qos, account, time or jobs.share_job "
-            "(which makes fewer jobs)", EITHER),
+    Refusal("job violates accounting/qos policy", "qos, account, time or jobs.share_job (true "
+                                                  "makes fewer jobs)", EITHER),
     Refusal("license", "extra_directives (--licenses)"),
     Refusal("invalid feature", "constraint", SITE, _sinfo("%f"), "features",
             pattern=r"[^,\n]+"),
@@ -137,7 +137,10 @@ FAILURES: dict[Kind, tuple[str, str, str]] = {
     "no_cluster": (
         "no cluster '.*' known|invalid entry for (--cluster|slurm_clusters)",
         "{command} asks for a cluster that Slurm on this machine does not know",
-        "use a login node of that cluster, or correct `cluster` in the site file or SLURM_CLUSTERS",
+        (
+            "use a login node of that cluster, or correct `cluster` in the site file or the "
+            "variable SLURM_CLUSTERS"
+        ),
     ),
     "no_config": (
         "establish a configuration source|resolve_ctls|fetch_config"
@@ -251,10 +254,10 @@ MEANINGS = {
     "DEADLINE": "the job reached its deadline",
     "OUT_OF_MEMORY": "the job needed more memory than it requested",
     "NODE_FAIL": "a node of the job failed",
-    "BOOT_FAIL": "a node of the job did not boot",
-    "PREEMPTED": "another job took the job's nodes",
+    "BOOT_FAIL": "a node of the job could not boot",
+    "PREEMPTED": "Slurm gave the job's nodes to another job",
     "CANCELLED": "the job was cancelled",
-    "REVOKED": "another cluster took the job",
+    "REVOKED": "another cluster of the federation took over the job",
     "LOST": "squeue and sacct do not know the job, and the job left no record of its end",
     "unknown": "Slurm did not answer; try again later",
 }
@@ -266,7 +269,8 @@ REASONS = {
     "None": "Slurm has not considered the job yet",
     "Priority": "jobs with a higher priority come first",
     "Resources": "not enough nodes are free yet",
-    NEVER_SATISFIED: "the job can never start, because a job before it failed; cancel the job",
+    NEVER_SATISFIED: "the job can never start, because a job that it depends on failed; cancel "
+    "the job",
     "Dependency": "the job depends on another job",
     "BeginTime": "the job's begin time has not come yet",
     "JobArrayTaskLimit": "the job's array already runs as many elements as it may",
@@ -342,8 +346,8 @@ class State:
             return f"{meaning} by {self.by}"
         if self.name == "CANCELLED" and self.reason == NEVER_SATISFIED:
             return (
-                f"{meaning} by Slurm, because another job, on which the job depends, did not end "
-                f"as required ({self.reason})"
+                f"{meaning} by Slurm, because a job that it depends on did not end as required "
+                f"({self.reason})"
             )
         if self.name != "PENDING" or not self.reason:
             return meaning

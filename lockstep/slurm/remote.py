@@ -52,8 +52,8 @@ class OverSsh(click.Command):
             ["--host"],
             metavar="LOGIN[:FOLDER]",
             expose_value=False,
-            help="Run this command by ssh on the login node LOGIN, in its FOLDER "
-            f"[{DEFAULT_FOLDER}]. With --dry-run, only print the ssh commands.",
+            help="Run this command by ssh on the login node LOGIN, in its FOLDER [default: "
+            f"{DEFAULT_FOLDER}]. With --dry-run, only print the ssh commands.",
         )
         self.params.append(host_option)
 
@@ -139,7 +139,7 @@ def _fetch(host: Host, folder: str, command: Sequence[str]) -> None:
     if _check(host, process.returncode) or problem:
         raise RuntimeError(
             f"cannot copy {folder} from {host.login}{problem}; make sure that the login shell "
-            "there prints nothing by itself"
+            f"of {host.login} prints nothing when it starts"
         )
 
 

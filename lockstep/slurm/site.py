@@ -76,8 +76,8 @@ def absolute(text: str) -> str:
     """Return a path that is absolute or a placeholder; raise ValueError for any other."""
     if "://" in text and not text.startswith(FILL_IN):
         raise ValueError(
-            "the value is an address, not a file; build the image first, for example with "
-            "lockstep image build"
+            "the value is the registry address of an image, not a file; build the image first, "
+            "for example with lockstep image build"
         )
     if not text.startswith(("/", FILL_IN)):
         raise ValueError(
@@ -239,7 +239,7 @@ class Site(Table):
     collect_partition: Word | None = None
     """partition for the job that collects the results and makes the report; it needs no GPU"""
     partitions: dict[Word, Partition] = {}
-    """partitions that --partition may name, each with its limits and its values of other keys"""
+    """partitions that --partition can choose; each has its limits, and may set other keys"""
     account: Word | None = None
     """project that pays for the jobs"""
     qos: Word | None = None
@@ -251,13 +251,13 @@ class Site(Table):
     gpus_per_node: Gpus
     """GPUs of one node; with 0 the ranks measure on CPUs"""
     gpu_type: GpuType | None = None
-    """type of GPU, such as a100, where the partition has several"""
+    """type of GPU, such as a100, if the partition has several types"""
     gpu_types: tuple[GpuType, ...] = ()
     """node features, one for each type of GPU; all nodes of a job get the same feature"""
     gpu_request: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     """option of sbatch that requests GPUs; gres stands for --gres=gpu:TYPE:N"""
     gpu_runtime: Literal["cuda", "rocm"] = "cuda"
-    """driver libraries that the runtime adds to the image"""
+    """GPU driver libraries that the container runtime adds to the image"""
     cpus_per_node: Count
     """CPUs of one node, as Slurm counts them"""
     mem: Memory | None = None
@@ -265,7 +265,7 @@ class Site(Table):
     time: Duration
     """time limit of one job, [days-]HH:MM:SS"""
     max_ranks_per_node: Count | None = None
-    "maximum number of ranks on a node; by default its GPUs, or its CPUs if it has no GPU"
+    """maximum number of ranks on a node; by default one per GPU, or one per CPU if it has no GPU"""
     container: Container | None = None
     """container image in which the ranks run"""
     modules: tuple[Line, ...] = ()
@@ -279,11 +279,11 @@ class Site(Table):
     stage_in: tuple[AbsolutePath, ...] = ()
     """files and folders that a job copies to scratch before it measures"""
     stage_image: StrictBool = False
-    """whether each job first copies the image to the scratch of its nodes"""
+    """whether each job first copies the image to the scratch folder of its nodes"""
     stage_cache: Scratch | None = None
     """folder on every node for staged files; they are deleted 30 days after their last use"""
     interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.=^,:-]+$")] | None = None
-    """network interface of the ranks, such as ib0"""
+    """network interface that the ranks use, such as ib0"""
     env: dict[Variable, Line] = {}
     """environment variables of every rank, such as NCCL_DEBUG"""
     extra_directives: tuple[Extra, ...] = ()
@@ -404,13 +404,13 @@ class Site(Table):
             (runtime == "podman-hpc" and self.gpu_runtime == "rocm",
              "podman-hpc does not support GPUs with rocm; choose another runtime"),
             (is_native and self.suite is None,
-             "modules and venv need the key 'suite'; set it to a checkout of Lockstep"),
+             "modules and venv need the key 'suite'; set 'suite' to a checkout of Lockstep"),
             (self.gpu_type and not self.gpus_per_node,
              "gpu_type is set, but gpus_per_node is 0; remove gpu_type, or raise gpus_per_node"),
             (self.gpu_types and (self.gpu_type or self.constraint),
              "gpu_types excludes gpu_type and constraint; keep one of them"),
             (is_staged and self.scratch is None,
-             "stage_in and stage_image copy to scratch, but the key 'scratch' is missing; set it"),
+             "stage_in and stage_image are set, but the key 'scratch' is missing; set scratch"),
             (self.stage_image and is_native,
              "stage_image is set, but there is no [container]; remove stage_image"),
             (self.stage_image and runtime == "podman-hpc",

@@ -82,7 +82,9 @@ def _container(subject: Subject) -> Container:
     if wanted is None:
         raise NotNeededError("the site uses no image")
     if wanted.runtime in ("podman-hpc", "pyxis"):
-        raise NotNeededError(f"doctor checks only Apptainer images, not those of {wanted.runtime}")
+        raise NotNeededError(
+            f"lockstep doctor checks only images of Apptainer, but the site uses {wanted.runtime}"
+        )
     return wanted
 
 
@@ -158,13 +160,16 @@ def namespaces(subject: Subject) -> Finding:
             )
             action = (
                 f"ask the cluster's support to allow user namespaces in {path}, or to install "
-                f"apptainer-suid; the command {TRY} shows whether they work"
+                f"apptainer-suid; the command {TRY} shows whether user namespaces work"
             )
             return _report_missing(subject, text, action)
     try:
         processes.output(TRY.split(), COMMAND_TIMEOUT_S)
     except RuntimeError as error:
-        text = f"the kernel of {hostname()} does not let users create namespaces: {error}"
+        text = (
+            f"the kernel of {hostname()} does not let ordinary users create user namespaces: "
+            f"{error}"
+        )
         action = "ask the cluster's support to allow user namespaces, or to install apptainer-suid"
         return _report_missing(subject, text, action)
     return ok("ordinary users may create user namespaces")
@@ -217,10 +222,10 @@ def image(subject: Subject) -> Finding:
     try:
         record = read_record(path)
     except ValueError as error:
-        action = f"copy the image again, together with {path.name}.json, its build record"
+        action = f"copy the image again, together with its build record {path.name}.json"
         return warning(f"{image_facts}; {error}", action)
     if record is None:
-        return ok(f"{image_facts}; it has no build record to compare with")
+        return ok(f"{image_facts}; there is no build record to compare the SHA-256 with")
     if record.sha256 != digest:
         recorded = record.sha256[:12]
         text = f"{image_facts}, but its build record has the SHA-256 {recorded}"
@@ -346,7 +351,7 @@ def partition(subject: Subject) -> Finding:
         return warning(
             f"{nodes_that_fit}, but these nodes have {num_kinds} kinds of hardware", action
         )
-    return ok(f"{nodes_that_fit}, and {num_in_service} of them are in service")
+    return ok(f"{nodes_that_fit}, and {num_in_service} of these nodes are in service")
 
 
 def _lacks(site: Site, node: Node) -> list[str]:
@@ -438,7 +443,10 @@ def job_limits(subject: Subject) -> Finding:
             most = clock(limit.value)
             action = f'set time in the site file to "{most}" or less, or choose another qos'
             shown_limit = limit.text
-            text = f"time is {site.time}, but the limit is {shown_limit}, so {outcome}"
+            text = (
+                f"time in the site file is {site.time}, but the limit is {shown_limit}, so "
+                f"{outcome}"
+            )
             return missing(text, action)
     texts = [limit.text for limit in limits]
     return ok(texts[0], *texts[1:]) if texts else ok("your account and QOS set no limits")
@@ -452,7 +460,9 @@ def accounting(subject: Subject) -> Finding:
     try:
         slurm.ask("sacct", "--noheader", "--allocations", "--format=JobID")
     except RuntimeError as error:
-        action = "try again later; until then reports show only accounting that was saved before"
+        action = (
+            "try again later; until then, reports show only accounting data that were saved earlier"
+        )
         return warning(str(error), action)
     return ok("sacct answers")
 
@@ -494,14 +504,15 @@ def nodes(subject: Subject) -> Finding:
         lacking = [row[0] for row in rows if not any(link.startswith(name) for link in row[2:])]
         if lacking:
             names = ", ".join(lacking)
-            text = f"the interface {name} of the site file is missing on {names}"
+            text = f"the network interface {name}, which the site file names, is missing on {names}"
             action = "set interface in the site file to a network interface that every node has"
             return missing(text, action, *details)
     if num_nodes < wanted:
         text = "only one node answered, because no other node can take a job"
         return warning(text, BACK, *details, *_states(gone))
     return ok(
-        f"{num_nodes} node(s) answered and have the network interfaces of the site file", *details
+        f"{num_nodes} node(s) answered and have the network interfaces that the site file names",
+        *details,
     )
 
 
@@ -561,8 +572,8 @@ def _ask(command: Sequence[str]) -> str:
                 expected = f", and Slurm expects to start it at {start}" if start != "N/A" else ""
                 cancelled = _cancel(started)
                 raise BusyError(
-                    f"the nodes were not checked, because the job still waits after {QUEUED_S} s "
-                    f"({reason}){expected}; {cancelled}"
+                    "the nodes were not checked, because the test job was still pending after "
+                    f"{QUEUED_S} s ({reason}){expected}; {cancelled}"
                 ) from None
             try:
                 printed, complaint = started.communicate(timeout=NODES_TIMEOUT_S - QUEUED_S)
@@ -583,8 +594,8 @@ def _cancel(started: "subprocess.Popen[str]") -> str:
         started.communicate(timeout=GRACE_S)
     except subprocess.TimeoutExpired:
         started.kill()
-        return "the job may still be queued; look for it with squeue --me --name=doctor"
-    return "the job was cancelled"
+        return "the test job may still be queued; check with squeue --me --name=doctor"
+    return "the test job was cancelled"
 
 
 @dataclass(frozen=True)

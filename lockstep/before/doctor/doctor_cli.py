@@ -30,7 +30,7 @@ LEVELS: tuple[Level, ...] = ("ok", "warning", "missing", "not needed")
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
-    help="Also check the file system and free space of this folder of training data.",
+    help="Also check this folder of training data: its file system and its free space.",
 )
 @click.option(
     "--to",
@@ -45,7 +45,10 @@ LEVELS: tuple[Level, ...] = ("ok", "warning", "missing", "not needed")
     "--system",
     "describes",
     is_flag=True,
-    help="Only print the facts of this machine as an entry for SYSTEM.md. This needs no torch.",
+    help=(
+        "Only print this machine's hardware and settings, as an entry for SYSTEM.md. The "
+        "command then needs no torch."
+    ),
 )
 @click.option(
     "--output",
@@ -78,7 +81,7 @@ def doctor(
       lockstep doctor                           # check this machine
       lockstep doctor --site site.toml          # check also a site, its image and Slurm
       lockstep doctor --site site.toml --slurm  # check also two of the site's nodes
-      lockstep doctor --data /scratch/me        # check also the folder of data
+      lockstep doctor --data /scratch/me        # check also a folder of training data
       lockstep doctor --system --output SYSTEM.md  # write or renew this machine's entry
       srun lockstep doctor --system --json      # print a compute node's hardware and settings
     """

@@ -315,7 +315,7 @@ def foreign_packages(subject: Subject) -> Finding:
     num = len(list(folder.glob("*.dist-info"))) if site_packages.ENABLE_USER_SITE else 0
     if "PYTHONNOUSERSITE" in subject.environ or not num:
         return ok("Python uses no packages from PYTHONPATH or ~/.local")
-    text = f"every Python of this version also uses {num} packages in {folder}"
+    text = f"every Python of this version also imports from {folder}, which holds {num} packages"
     return warning(
         text, "run export PYTHONNOUSERSITE=1 in your shell; Lockstep's jobs do this themselves"
     )
@@ -345,19 +345,24 @@ def named_interfaces(subject: Subject) -> list[str]:
 @check("Network", "Interface")
 def interface(subject: Subject) -> Finding:
     here, named = interfaces(), named_interfaces(subject)
-    present = ", ".join(here) or "only the loopback interface"
+    interfaces_here = ", ".join(here) or "only the loopback interface"
     absent = [n for n in named if not any(name.startswith(n) for name in [*here, "lo"])]
     if absent:
         names = ", ".join(absent)
-        text = f"the site file names the interfaces {names}, but this machine has {present}"
-        action = "correct interface in the site file, or check the nodes with --slurm"
+        text = f"the site file names the interfaces {names}, but this machine has {interfaces_here}"
+        action = (
+            "set interface in the site file to an interface of the nodes, or check the nodes "
+            "with lockstep doctor --slurm"
+        )
         return warning(text, action)
     if named:
         names = ", ".join(named)
         return ok(f"this machine has the interfaces {names}, which the site file names")
     if here and here[0].startswith(FAST):
-        return ok(f'this machine has {present}; set interface = "{here[0]}" in the site file')
-    return ok(f"this machine has {present}")
+        return ok(
+            f'this machine has {interfaces_here}; set interface = "{here[0]}" in the site file'
+        )
+    return ok(f"this machine has {interfaces_here}")
 
 
 @check("Network", "NCCL variables")

@@ -58,7 +58,7 @@ def campaign_file(
     common = math.lcm(*world_sizes)
     batch = -(-usual // common) * common
     parts = [
-        "# This first campaign measures how training scales, and what limits it.",
+        "# This first campaign measures how training scales, and what limits the scaling.",
         "schema = 1",
         line("name", "first", "name of the results folder"),
         line("studies", STUDIES, "what to measure"),
@@ -68,20 +68,20 @@ def campaign_file(
         line(
             "workload",
             "resnet50",
-            "model to train; by default the value of the key size decides",
+            "model to train; the default depends on the key size",
             is_set=False,
         ),
         line("precision", "bf16", "fp32 by default", is_set=False),
         line(
             "global_batch",
             batch,
-            "samples per update over all ranks (study strong)",
+            "samples of all ranks per update, for the study strong",
             is_set=batch != usual,
         ),
     ]
     if is_cluster:
-        cuts = '"ladder": a job per repeat; "job": a job per world size; "array": a job per case'
-        limit = "time limit of one launch; by default time in the site file"
+        cuts = '"ladder" makes a job per repeat, "job" a job per world size, "array" a job per case'
+        limit = "time limit of one launch; the default is time in the site file"
         parts += [
             "\n[jobs]",
             line("allocation", "ladder", cuts),
@@ -209,8 +209,8 @@ def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> str
             comment = "" if most else "  # this partition has no time limit"
             parts.append(f"\n[partitions.{key}]{comment}")
             if most:
-                parts.append(line("time", most, of_time or "largest time limit of a job"))
-            parts.append(line("max_nodes", nodes, of_nodes or "largest number of nodes of a job"))
+                parts.append(line("time", most, of_time or "longest time that a job may take"))
+            parts.append(line("max_nodes", nodes, of_nodes or "maximum number of nodes per job"))
     return "\n".join(parts) + "\n"
 
 
@@ -223,7 +223,7 @@ def _software(around: Surroundings) -> Iterator[str]:
         first, *others = around.images or (placeholder,)
         yield line("image", str(first), shared if around.images else "")
         yield from (line("image", str(path), is_set=False) for path in others)
-        yield line("binds", ["/scratch"], "folders of the host to show in the image", is_set=False)
+        yield line("binds", ["/scratch"], "folders of the host to mount in the image", is_set=False)
         return
     if around.venv:
         yield line("venv", str(around.venv), shared)
@@ -235,7 +235,7 @@ def _software(around: Surroundings) -> Iterator[str]:
 def _inventory(cluster: Cluster, chosen: Partition) -> Iterator[str]:
     version, name = cluster.version or "of unknown version", one_line(cluster.name)
     yield f"# lockstep init wrote this file for the cluster {name} with Slurm {version}."
-    yield "# A key after a # is not set; remove the # to set it."
+    yield "# A key behind a # is not set. To set such a key, remove the #."
     yield "#"
     row = "#   {:<16} {:>5}  {:<18} {:>5}  {:>8}  {}"
     yield row.format("partition", "nodes", "GPUs of a node", "CPUs", "memory", "longest job")
@@ -300,7 +300,7 @@ def _hardware(chosen: Partition, kind: Kind) -> Iterator[str]:
         several = (
             f"one of the partition's {num_types} types of GPU"
             if num_types > 1
-            else "the only type of GPU"
+            else "the partition's only type of GPU"
         )
         yield line("gpu_type", kind.gpu_type, several, is_set=num_types > 1)
     # Name (amd_instinct_mi250x) or architecture (gfx90a) of an AMD GPU.
@@ -320,7 +320,7 @@ def _hardware(chosen: Partition, kind: Kind) -> Iterator[str]:
         why = "the partition has several kinds of nodes; jobs get nodes with this feature"
         yield line("constraint", min(unique), why)
     elif is_needed:
-        why = "the partition has several kinds of nodes; name a feature of one kind"
+        why = "the partition has several kinds of nodes; name a feature that only one kind has"
         yield line("constraint", "FEATURE", why, is_set=False)
     else:
         features = sorted(frozenset().union(*alike))

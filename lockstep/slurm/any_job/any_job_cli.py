@@ -52,10 +52,10 @@ def jobs(user: str | None, ended: float | None, *, as_json: bool) -> None:
       lockstep slurm jobs --ended 24
       lockstep slurm jobs --json
     """
-    whose = user or slurm.own_name()
-    queued = held.list_jobs(whose)
+    owner = user or slurm.own_name()
+    queued = held.list_jobs(owner)
     shown = {job.job_id for job in queued}
-    over = held.list_ended(whose, ended) if ended else {}
+    over = held.list_ended(owner, ended) if ended else {}
     over = {job_id: account for job_id, account in over.items() if job_id not in shown}
     if as_json:
         _print_json(jobs=[held.facts(job) for job in queued], ended=over)
@@ -70,10 +70,10 @@ def jobs(user: str | None, ended: float | None, *, as_json: bool) -> None:
                 f", and none ended in the last {counted(math.ceil(ended), 'hour')}; --user NAME "
                 "shows another user's jobs."
             )
-        click.echo(f"{whose} has no pending or running job{more}")
+        click.echo(f"user {owner} has no pending or running job{more}")
     waiting = next((job for job in queued if job.is_waiting), None)
     if waiting is not None:
-        click.echo(f"Next: lockstep slurm why {waiting.array_id}")
+        click.echo(f"Next: lockstep slurm why {waiting.array_id}  # shows why this job waits")
 
 
 @click.command()
@@ -148,14 +148,14 @@ def eff(job_ids: tuple[str, ...], *, as_json: bool) -> None:
 @click.option("--every", type=click.FloatRange(min=2, max=3600), metavar="SECONDS",
               help="Repeat every SECONDS until the job has ended.")  # fmt: skip
 @click.option("--csv", "table", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Also append a row per GPU to this CSV file, with its use, memory, power and "
-                   "temperature.")  # fmt: skip
+              help="Also append a row per GPU to this CSV file, with the GPU's use, memory, "
+                   "power and temperature.")  # fmt: skip
 @as_json_option
 def top(job: str, every: float | None, table: Path | None, *, as_json: bool) -> None:
     """Show how busy the nodes of a running JOB are now: GPUs, CPUs, memory, your processes.
 
-    An extra step (srun --overlap) reads the nodes and takes no resources from the job. If this step
-    cannot start, the numbers come from sstat.
+    An extra step of the job (srun --overlap) reads the nodes and takes no resources from the
+    job. If this step cannot start, the numbers come from sstat.
 
     \b
     Examples:
@@ -170,8 +170,10 @@ def top(job: str, every: float | None, table: Path | None, *, as_json: bool) -> 
                 f"job {job} is not running: {held.job_line(queued[0])}; lockstep slurm why {job} "
                 "shows the reason"
             )
-        known = "has ended" if queued else "is not in squeue, so it has ended or never existed"
-        raise ValueError(f"job {job} {known}; lockstep slurm eff {job} shows what it used")
+        reason = "the job has ended" if queued else "the job has ended or never existed"
+        raise ValueError(
+            f"job {job} is not running: {reason}; lockstep slurm eff {job} shows what the job used"
+        )
     while running:  # for an array, only the first element is shown
         nodes, steps = [], []
         try:
@@ -196,11 +198,11 @@ def top(job: str, every: float | None, table: Path | None, *, as_json: bool) -> 
 
 @click.command()
 @click.argument("campaign")
-@site_option("site", "Site file, or a built-in site: example, lumi-g ...")
+@site_option("site", "Site file, or the name of a built-in site, such as example or lumi-g.")
 @click.option("--partition", help="Use another partition of the site.")
 @click.option("--world-size", type=click.IntRange(min=1),
-              help="World size that decides the number of nodes; by default the smallest of "
-                   "CAMPAIGN.")  # fmt: skip
+              help="World size that decides the number of nodes; by default the smallest world "
+                   "size of CAMPAIGN.")  # fmt: skip
 @click.option(
     "--time", "limit", metavar="HH:MM:SS", help="Time limit of the shell; one hour by default."
 )

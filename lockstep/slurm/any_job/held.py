@@ -19,7 +19,7 @@ COLUMNS = (
     *("submitted", "starts", "waits_for", "priority", "nodes", "name"),
 )
 # Letters of sprio's --format -> the weighted factors that add up to the priority (sprio(1)).
-FACTORS = {"A": "age", "F": "fairshare", "J": "size of the job", "P": "partition", "Q": "QOS",
+FACTORS = {"A": "age", "F": "fairshare", "J": "job size", "P": "partition", "Q": "QOS",
            "N": "nice"}  # fmt: skip
 # kind of dependency -> condition in words
 WAITS = {
@@ -132,9 +132,10 @@ def read_accounts(job_ids: list[str]) -> dict[str, accounting.Account]:
     """
     accounts = accounting.ask([check_id(job_id) for job_id in job_ids])
     if not accounts:
+        ids = ", ".join(job_ids)
         raise ValueError(
-            f"Slurm does not know job {', '.join(job_ids)}: it is not in squeue, and "
-            "accounting has no record of it; lockstep slurm jobs --ended 24 lists your jobs"
+            f"Slurm does not know job {ids}: squeue does not list the job, and accounting has no "
+            "record of the job; lockstep slurm jobs --ended 24 lists your jobs"
         )
     return accounts
 
@@ -199,7 +200,8 @@ def job_line(job: Queued) -> str:
     if job.is_waiting and job.starts is not None:
         text += f"; expected start: {moment(job.starts)}"
     elif job.state.name == "RUNNING":
-        text = f"the job has run for {in_words(job.elapsed_s)} on {job.nodes}"
+        elapsed = in_words(job.elapsed_s)
+        text = f"the job has run for {elapsed} on {job.nodes}"
         if job.limit_s is not None and job.elapsed_s is not None:
             text += f"; {in_words(max(0.0, job.limit_s - job.elapsed_s))} left"
     return f"{job.job_id} {job.name}: {text}"
@@ -246,14 +248,19 @@ def end_lines(job_id: str, account: Mapping[str, Any]) -> list[str]:
         if not account["elapsed_s"] and not account["nodes"]:
             # Slurm may record an exit code, but no node, if a program failed at once.
             is_short = state.name in ("COMPLETED", "FAILED")
-            ran = "  Slurm recorded 0 s and no node" if is_short else "  the job did not run"
+            ran = (
+                "  Slurm recorded no node and a run time of 0 s"
+                if is_short
+                else "  the job did not run"
+            )
         until = "" if account["ended"] is None else f", until {date(account['ended'])}"
         lines.append(ran + until)
     code = account["exit_code"]
     if code not in (None, "0:0") and not accounting.slurm_ended(state.name, code):
         cause = _explain_exit(code)
         is_new = cause and not any(line.endswith(cause) for line in steps)
-        lines.append(f"  exit code {code.removesuffix(':0')}{f': {cause}' if is_new else ''}")
+        shown, cause = code.removesuffix(":0"), f": {cause}" if is_new else ""
+        lines.append(f"  exit code {shown}{cause}")
     lines += steps
     if state.name in ("NODE_FAIL", "BOOT_FAIL"):
         return [*lines, "Next: lockstep slurm nodes  # shows which node is down"]
@@ -309,12 +316,13 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
     if account["state"] not in ENDED:
         command = "top" if account["state"] == "RUNNING" else "why"
         yield f"  The job has not ended; lockstep slurm {command} {job_id} shows its state"
+    margin = f"{MARGIN - 1:.0%}"
     for hint in hints(account):
         kind, amount = hint["kind"], hint["amount"]
         request = f"--time={clock(amount)}" if "time" in kind else f"--mem={_mebibytes(amount)}"
         request += " a node" * ("memory" in kind)
         if kind == "cpus_idle":
-            rule = f"{MARGIN - 1:.0%} above the job's use"
+            rule = f"{margin} more than the job used"
             for noun, least in (("node", account["num_nodes"]), ("task", account["num_tasks"])):
                 rule = f"one per {noun}" if amount == least else rule
             yield f"  Next time: request {counted(amount, 'CPU')}, which would be enough: {rule}"
@@ -330,12 +338,12 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
     if account["state"] in ("COMPLETED", "TIMEOUT") and share is not None and share < AMPLE:
         if not account["gpu_hours"]:
             yield (
-                f"CPUs were busy only {share:.0%} of the time. Not shown: whether the job waited "
-                "for input, other ranks, or cores that others used."
+                f"CPUs were busy only {share:.0%} of the time. This does not show whether the "
+                "job waited for input, for other ranks, or for cores that other programs used."
             )
         yield (
-            "Next: in the next run, lockstep slurm top JOB --every 10 --csv use.csv  # shows when "
-            "GPUs and CPUs wait"
+            "Next: during the next run, lockstep slurm top JOB --every 10 --csv use.csv  # "
+            "shows when GPUs and CPUs wait"
         )
         yield "Or: profile a step with torch.profiler, then lockstep explain PROFILE"
 

@@ -245,10 +245,10 @@ def look_lines(
             use = [f"{own['cpus']:5.2f} CPUs", size_of(own["rss_bytes"])]
             yield f"  {own['pid']:>8} {own['name']:16} {'  '.join(use)}"
     for step in steps:
+        cpu_time, memory = in_words(step["cpu_s"]), size_of(step["rss_bytes"])
         yield (
-            f"step {step['step_id']}: {step['num_tasks'] or DASH} tasks used "
-            f"{in_words(step['cpu_s'])} of CPU time; the largest task uses "
-            f"{size_of(step['rss_bytes'])} of memory on node {step['node'] or DASH}"
+            f"step {step['step_id']}: {step['num_tasks'] or DASH} tasks used {cpu_time} of CPU "
+            f"time; the largest task uses {memory} of memory on node {step['node'] or DASH}"
         )
 
 

@@ -62,10 +62,12 @@ class JobEvent:
 def parse_event(value: object, at: int) -> JobEvent:
     """Return the event of a JSON value; ValueError if a key is missing or has a wrong value."""
     if not isinstance(value, dict):
-        raise ValueError("the event is not a JSON object; send job_id, status and exit_code")
+        raise ValueError(
+            "the event is not a JSON object; send an object with job_id, status and exit_code"
+        )
     job_id, status, code = (value.get(name) for name in ("job_id", "status", "exit_code"))
     if not isinstance(job_id, str) or not re.fullmatch("[0-9]{1,18}(_[0-9]{1,9})?", job_id):
-        raise ValueError("job_id is not an id of Slurm, such as 17 or 17_3")
+        raise ValueError("job_id is not the id of a Slurm job, such as 17 or 17_3")
     if status not in ENDED:
         allowed = ", ".join(sorted(ENDED))
         raise ValueError(f"status is not one of {allowed}")
@@ -169,8 +171,8 @@ class Results(Folder):
             is_whole = False
         if not is_whole:
             raise ValueError(
-                f"{self.scripts_file} is damaged; delete this file, and lockstep submit "
-                "writes a new one"
+                f"{self.scripts_file} is damaged; delete this file, then run lockstep submit, "
+                "which writes a new file"
             )
         return scripts
 

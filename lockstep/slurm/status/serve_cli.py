@@ -60,13 +60,13 @@ BEAT_S = 15.0
 @click.command()
 @click.argument("folder")
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True,
-              help="Port on which the status page listens; 0 takes a free port.")  # fmt: skip
+              help="Port of the status page's server; 0 takes a free port.")  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True,
-              help="Address on which the status page listens. Whoever can reach this address can "
-                   "read the page.")  # fmt: skip
+              help="Network address of the status page's server. Whoever can reach this address "
+                   "can read the page.")  # fmt: skip
 @click.option("--key-file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="File of the key that signs events, created if missing.  "
-              f"[default: {KEY_FILE} in FOLDER]",
+              help="File with the key that signs events; the file is created if it is missing. "
+                   f" [default: {KEY_FILE} in FOLDER]",
               )  # fmt: skip
 @click.option("--every", "every_s", type=click.FloatRange(5, 86_400), default=EVERY_S,
               show_default=True, metavar="SECONDS",
@@ -329,7 +329,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send_changes(self, page: StatusPage) -> None:
         if not self.server.watchers.acquire(blocking=False):
-            self._answer(503, "too many browser pages are open; close one")
+            self._answer(503, "too many browsers show this page; close one of the pages")
             return
         try:
             self._head(200, "text/event-stream")

@@ -421,18 +421,19 @@ def _find_failure(standing: Standing, results: Results) -> Cause:
     if code in KILLED:
         used, requested = account.get("memory_bytes") or 0, account.get("requested_bytes") or 0
         is_near = requested > 0 and used >= NEAR * requested
+        memory_use = _memory(account)
         action = "the job needs more memory" if is_near else "read the job's log first"
         text = (
             "a user killed a process of the job, or memory ran out (without cgroups Slurm cannot "
-            f"tell which); {_memory(account)}; {action}"
+            f"tell which); {memory_use}; {action}"
         )
         return Cause("killed", text, "mem" if is_near and record else None)
     key = _key_to_mend(standing, results) if record else None
     if code == NO_OUTPUT and not output.exists():
         nodes = account.get("nodes") or "the job's nodes"
         text = (
-            f"exit code {code}: {nodes} could not open {output}; choose with --to a folder on "
-            "shared storage that you may write to"
+            f"exit code {code}: {nodes} could not open {output}; use --to to choose a writable "
+            "folder on shared storage"
         )
         return Cause("no_output", text, key)
     log = _last_log(standing, results)
@@ -500,7 +501,7 @@ def _memory(account: Mapping[str, Any]) -> str:
     used, requested = account.get("memory_bytes"), account.get("requested_bytes")
     if used is None or requested is None:
         return "the job's memory use is not known"
-    return f"the job used {used / GIB:.1f} of {requested / GIB:.1f} GiB"
+    return f"the job used {used / GIB:.1f} GiB of its {requested / GIB:.1f} GiB of memory"
 
 
 def _last_log(standing: Standing, results: Results) -> Path:
@@ -529,7 +530,7 @@ def advise(
             chosen += f" --point {standing.job.element}"
         return (
             f"the job's last output is {minutes:.0f} min old; run lockstep cancel {folder} "
-            f"{chosen}, then {when}lockstep resume {folder} to measure the rest"
+            f"{chosen}, then {when}lockstep resume {folder} to measure the missing launches"
         )
     reason = standing.state.reason or ""
     if standing.state.name == "PENDING" and (reason in FOR_EVER or _PER_JOB.fullmatch(reason)):
@@ -542,7 +543,8 @@ def advise(
     cause = find_cause(standing, results)
     submit = f"{when}run lockstep submit CAMPAIGN --site SITE"
     if cause.key is None:
-        action = "" if is_continued else f"{when}run lockstep resume {folder} to measure the rest"
+        resume = f"{when}run lockstep resume {folder} to measure the missing launches"
+        action = "" if is_continued else resume
     elif not cause.key:
         action = (
             "no launch began, and the same scripts would fail again; correct the cause in the "

@@ -49,9 +49,10 @@ OPTIONAL = {"--watch": (r"[0-9]*\.?[0-9]+", BACKING_OFF), "--html": (r".*\.html"
 expectation_options = add_options(
     click.option("--expect", type=click.Path(path_type=Path, exists=True, dir_okay=False),
                  metavar="FILE",
-                 help="Expected values: the record of lockstep predict --json, a targets file of "
-                 "lockstep check --targets, or a table that lockstep import reads.  [default: "
-                 "expected.json, expected.targets.toml or expected.csv in the folder]"),
+                 help="File of expected values: the record of lockstep predict --json, a "
+                      "targets file of lockstep check --targets, or a table that lockstep "
+                      "import reads.  [default: expected.json, expected.targets.toml or "
+                      "expected.csv in the folder]"),
     click.option("--floor", type=click.FloatRange(0, 1),
                  help="Lowest parallel efficiency at which larger world sizes are measured.  "
                  "[default: until_efficiency of the campaign]"),
@@ -103,9 +104,9 @@ class Watching(OverSsh):
                    "--watch, write the page each time.")  # fmt: skip
 @expectation_options
 @click.option("--cancel-below", is_flag=True,
-              help="If a world size has less parallel efficiency than --floor, cancel the pending "
-                   "jobs of larger sizes and leave out those sizes. Stages that wait for these "
-                   "jobs by afterok do not start."
+              help="If a world size has less parallel efficiency than --floor, cancel the "
+                   "pending jobs of larger world sizes and leave out these world sizes. Stages "
+                   "that wait for these jobs by afterok do not start."
               )  # fmt: skip
 @click.option("--collect", "collects", is_flag=True,
               help="Write the JSON of each launch from its journal, save the jobs' accounting, and "
@@ -235,7 +236,7 @@ def _collect(folder: str, *, as_json: bool) -> None:
     click.echo(f"{counted(len(collected['launches']), 'launch')} collected")
     if rows := collected["jobs"]:
         accounts = [row["accounting"] for row in rows if row["accounting"]]
-        measured = sum(row["measured_rank_hours"] or 0.0 for row in rows)
+        measured_hours = trimmed(sum(row["measured_rank_hours"] or 0.0 for row in rows))
         sums = {unit: sum(a.get(key) or 0.0 for a in accounts) for key, unit in ACCOUNTED.items()}
         totals = ", ".join(f"{trimmed(hours)} {unit}" for unit, hours in sums.items() if hours)
         jobs = counted(len(rows), "job")
@@ -243,7 +244,7 @@ def _collect(folder: str, *, as_json: bool) -> None:
         click.echo(f"accounting is known for {num_known} of {jobs}")
         if totals:
             click.echo(
-                f"the jobs took {totals}; the timed regions took {trimmed(measured)} rank-hours"
+                f"the jobs took {totals}; the timed regions took {measured_hours} rank-hours"
             )
     click.echo(f"Next: lockstep report {shlex.quote(folder)}")
 
@@ -269,7 +270,7 @@ def cancel(folder: str, *, name: str | None, point: int | None, dry_run: bool) -
         jobs = held.find_job(folder)
         if not jobs:
             raise ValueError(
-                f"job {folder} is not in squeue; lockstep slurm why {folder} shows how it ended"
+                f"job {folder} is not in squeue; lockstep slurm why {folder} shows the job's end"
             )
         for job in jobs:
             click.echo(f"{held.job_line(job)}; owner: {job.user}")
@@ -337,7 +338,9 @@ def _scancel(job_ids: Iterable[str], users: set[str], *, only_waiting: bool = Fa
         if not others:
             raise
         owners = " and ".join(others)
-        raise RuntimeError(f"{error}; these jobs belong to {owners}, so ask {owners}") from None
+        raise RuntimeError(
+            f"{error}; these jobs belong to {owners}; ask {owners} to cancel these jobs"
+        ) from None
 
 
 def cancel_jobs(

@@ -17,8 +17,10 @@ from lockstep.slurm.status.status_record import PLACE, SOFTWARE
 
 # kind of a script -> when to submit it
 WHEN = {
-    "stage": "submit after the jobs that its option --dependency names; it runs your own command",
-    "fallback": "submit if a job before this one fails; the job runs your own command",
+    "stage": (
+        "submit after the jobs that the script names in --dependency; the job runs your own command"
+    ),
+    "fallback": "submit only if an earlier job fails; the job then runs your own command",
     "preflight": "submit first; within minutes the job checks that nodes and ranks communicate",
     "ladder": "submit at once; the job measures one repeat of all world sizes on the same nodes",
     "job": "submit in the order of the list; each job measures one world size",
@@ -34,8 +36,8 @@ QUANTITIES = {
     "device_hours": "device-hours of a run",
 }
 AGES = {
-    "slurm": "jobs, from squeue and sacct",
-    "events": "jobs, from events that Slurm sent",
+    "slurm": "states of jobs, from squeue and sacct",
+    "events": "states of jobs, from events that Slurm sent",
     "results": "results, from the launches' journals",
     "accounting": "accounting, from lockstep status --collect",
     "inventory": "the cluster, from scontrol",
@@ -66,7 +68,7 @@ def _warnings(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"The last update failed; this page is from {record['time']}. {record['failed_look']}"
     if record["errors"]:
         time = record["as_of"]["slurm"]
-        states = f"the states below are those of {time}" if time else "no state is known"
+        states = f"the states below are from {time}" if time else "no state is known"
         yield f"Slurm does not answer; {states}. {listed(record['errors'])}"
     for name, why in record["refused"].items():
         yield f"{name} was not submitted: {why}"
@@ -77,9 +79,9 @@ def _warnings(record: Mapping[str, Any]) -> Iterator[str]:
         )
     for size in record["measured"]["below_floor"]:
         yield (
-            f"At {counted(size['world_size'], 'rank')} the best parallel efficiency of any case is "
-            f"{percent(size['parallel_efficiency'])} %, below the floor of "
-            f"{percent(size['floor'])} %. Find out why before you measure larger sizes: "
+            f"At {counted(size['world_size'], 'rank')} the best parallel efficiency of any case "
+            f"is {percent(size['parallel_efficiency'])} %, below the floor of "
+            f"{percent(size['floor'])} %. Find out why before you measure larger world sizes: "
             f"lockstep report {shlex.quote(record['folder'])}"
         )
 

@@ -47,7 +47,7 @@ PLACE = {
     "constraint": "constraint", "gpus_per_node": "GPUs per node", "gpu_type": "GPU type",
     "cpus_per_node": "CPUs per node", "mem": "memory of a node", "time": "time limit of a job",
     "image": "image", "modules": "modules", "interface": "network interface",
-    "env": "variables of the ranks",
+    "env": "environment variables of the ranks",
 }  # fmt: skip
 SOFTWARE = {
     "device_names": "devices", "cpu_model": "CPU", "cores_per_node": "cores of a node",
@@ -272,8 +272,8 @@ def _next_commands(
     # Without job scripts the launches are from `lockstep run`, which alone can continue them.
     claimed = results.read_claim() or {}
     tests, name = ",".join(claimed.get("tests") or ()), str(claimed.get("name"))
-    measured = shlex.join(["--tests", tests, "--name", name]) if tests else "CAMPAIGN"
-    again = [f"lockstep run {measured}  # give the same options as before"] * is_left
+    campaign_or_tests = shlex.join(["--tests", tests, "--name", name]) if tests else "CAMPAIGN"
+    again = [f"lockstep run {campaign_or_tests}  # give the same options as before"] * is_left
     return [*again, f"lockstep report {typed}"]
 
 
@@ -284,7 +284,8 @@ def _command_after_jobs(campaign: Campaign, results: Results, typed: str) -> str
         is_collected = results.accounting_file.exists() and not any(
             journal.is_ahead(results.journal(name), results.result(name)) for name in names
         )
-        return f"lockstep {'report' if is_collected else 'status --collect'} {typed}"
+        command = "report" if is_collected else "status --collect"
+        return f"lockstep {command} {typed}"
     # Keys that must be corrected before jobs with work left can succeed.
     last = {standing.job.name: standing for standing in campaign.jobs}.values()
     bad = (each for each in last if not each.job.launches or left & {*each.job.launches})
@@ -328,8 +329,8 @@ def lines(record: Mapping[str, Any]) -> list[str]:
         if outcome == vars(Outcome(name)):
             how_far = "the launch has started, but has not listed its cases yet"
         text.append(f"  {name}: {how_far}")
-    if begun[MAX_NAMED:]:
-        text.append(f"  {len(begun) - MAX_NAMED} more launches have begun")
+    if (num_more := len(begun) - MAX_NAMED) > 0:
+        text.append(f"  {num_more} more launches have begun")
     monitor = record["monitor"]
     # Commands to copy, with the ids and paths they need.
     commands = [*monitor[:-1], *record["next"], *monitor[-1:]]
@@ -364,11 +365,8 @@ def _job_lines(row: Mapping[str, Any]) -> Iterator[str]:
             problem = f"{element['state']}, {element['meaning']}"
             advice = f"; {element['advice']}" if element["advice"] else ""
             yield f"  {element['id']} ({element['launch']}): {problem}{advice}"
-        if bad[MAX_NAMED:]:
-            yield (
-                f"  {len(bad) - MAX_NAMED} more elements ended badly; lockstep status --json "
-                "names them"
-            )
+        if (num_more := len(bad) - MAX_NAMED) > 0:
+            yield f"  {num_more} more elements failed; lockstep status --json names these elements"
     elif row["advice"]:
         yield f"  {row['advice']}"
     waited_s, sent_s = row["queue_wait_s"], row["since_submission_s"]

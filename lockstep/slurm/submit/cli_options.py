@@ -18,7 +18,8 @@ UNITS: dict[str, Unit] = {"nh": "node-hours", "gh": "GPU-hours"}
 # With fewer launches an interval is useless, so a budget drops world sizes before these repeats.
 MIN_REPEATS = 3
 DROP_ORDER = (
-    f"first repeats down to {MIN_REPEATS}, then the largest world sizes, then repeats down to 1"
+    f"A budget first leaves out repeats down to {MIN_REPEATS}, then the largest world sizes, then "
+    "repeats down to 1."
 )
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 dry_run_option = click.option(
@@ -92,7 +93,7 @@ def site_option(name: str, of: str) -> Callable[[Command], Command]:
 
 campaign_options = add_options(
     click.argument("campaign"),
-    site_option("site", "Site file, or a built-in site: example, lumi-g ..."),
+    site_option("site", "Site file, or the name of a built-in site, such as example or lumi-g."),
     click.option(
         "--to",
         "root",

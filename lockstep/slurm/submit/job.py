@@ -208,17 +208,19 @@ class Maker:
         name, tasks = f"{self.campaign.name}-{stage.name}", stage.tasks_per_node
         most_s, time_s = self.site.limit_s, parse_limit(stage.time or self.site.time)
         if stage.time and most_s and time_s > most_s:
+            limit = clock(most_s)
             raise ValueError(
-                f"stage {stage.name}: time {stage.time} exceeds the limit {clock(most_s)} of "
-                f"partition {self.site.partition}; lower the time of this stage"
+                f"stage {stage.name}: time {stage.time} exceeds the limit {limit} of partition "
+                f"{self.site.partition}; lower time of this stage in the campaign file"
             )
         cpus = stage.cpus_per_task or max(1, self.site.cpus_per_node // tasks)
         num_cpus, num_gpus = cpus * tasks, tasks * stage.gpus
         if num_cpus > self.site.cpus_per_node or num_gpus > self.site.gpus_per_node:
             raise ValueError(
-                f"stage {stage.name} needs {num_cpus} CPUs and {num_gpus} GPUs of a node, but "
-                f"a node of {self.site.name} has {self.site.cpus_per_node} CPUs and "
-                f"{self.site.gpus_per_node} GPUs; lower tasks_per_node or cpus_per_task"
+                f"stage {stage.name} needs {num_cpus} CPUs and {num_gpus} GPUs of a node, but a "
+                f"node of {self.site.name} has {self.site.cpus_per_node} CPUs and "
+                f"{self.site.gpus_per_node} GPUs; lower tasks_per_node or cpus_per_task of this "
+                "stage in the campaign file"
             )
         kind: Kind = "fallback" if stage.dependency == "afternotok" else "stage"
         resources = Share(self.site, tasks, cpus, stage.gpus)

@@ -248,7 +248,8 @@ def share(campaign: Campaign, site: Site) -> Share:
     if cpus < threads:
         raise ValueError(
             f"{ranks} ranks with {threads} threads each need more than the {site.cpus_per_node} "
-            f"CPUs of a node of {site.name}; lower threads_per_rank or max_ranks_per_node"
+            f"CPUs of a node of {site.name}; lower threads_per_rank in the campaign file, or "
+            "max_ranks_per_node in the site file"
         )
     # torchrun starts programs that use torch.distributed; a [command] names its own launcher.
     is_torchrun = site.launcher == "torchrun" and campaign.command is None
@@ -264,11 +265,10 @@ def time_limit_s(campaign: Campaign, site: Site, name: str, num_launches: int) -
     needed_s = each_s * num_launches if times.launch_time else each_s
     if most_s is None or needed_s <= most_s:
         return needed_s
-    num_fitting = most_s // each_s
+    num_fitting, needed, limit = most_s // each_s, clock(needed_s), clock(most_s)
     if times.launch_time is None:
         remedy = (
-            f"lower time in [jobs] of the campaign file to {clock(most_s)}, or choose another "
-            "--partition"
+            f"lower time in [jobs] of the campaign file to {limit}, or choose another --partition"
         )
     elif num_launches == 1 or not num_fitting:
         remedy = "lower launch_time in [jobs] of the campaign file, or choose another --partition"
@@ -280,6 +280,6 @@ def time_limit_s(campaign: Campaign, site: Site, name: str, num_launches: int) -
             f"campaign file, {fewer} or set allocation to {finer}"
         )
     raise ValueError(
-        f"job {name} needs {clock(needed_s)}, which is more than the limit {clock(most_s)} of "
+        f"job {name} needs {needed}, which is more than the limit {limit} of "
         f"partition {site.partition}; {remedy}"
     )

@@ -46,7 +46,7 @@ INDEPENDENT = {
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="FRACTION",
-    help="Add this fraction for failures and repeated measurements: 0.3 for 30 %.",
+    help="Add this fraction of the hours for failures and repeated measurements: 0.3 for 30 %.",
 )
 @as_json_option
 def plan(overhead: float, budget: Budget | None, *, as_json: bool, **options: Any) -> None:
@@ -54,7 +54,7 @@ def plan(overhead: float, budget: Budget | None, *, as_json: bool, **options: An
 
     On a login node the command also shows which jobs exceed a limit of QOS or account, how full the
     partitions are and when the jobs would start. If the folder of --to has earlier results, the
-    command shows how much memory each step needed in them.
+    command shows how much memory each step needed in these results.
 
     \b
     Examples:
@@ -159,7 +159,7 @@ def _global_batch(campaign: Campaign) -> int | None:
 
 def _points(todo: Work) -> Table:
     campaign = todo.campaign
-    strong = ["strong batch per rank"] if _global_batch(campaign) else []
+    strong = ["batch per rank (strong)"] if _global_batch(campaign) else []
     table = _empty("ranks", "nodes", "ranks per node", "launches", *strong, "cases per launch")
     counts = campaign.cases_of_studies()
     cases = ", ".join(f"{count} {study}" for study, count in counts.items())
@@ -198,10 +198,14 @@ def _summary(todo: Work, overhead: float, memory: "Sequence[Need]") -> list[str]
         batches.append(f"Strong scaling divides a global batch of {shared:,} among the ranks.")
     known = [study for study in campaign.studies if study in STUDIES]
     if any(rows(study, size)[0].get("local_batch") for study in known):
-        batches.append(f"In the other studies each rank has a batch of {size.local_batch:,}.")
+        batches.append(
+            f"In studies other than strong scaling, each rank has a batch of {size.local_batch:,}."
+        )
     lines += [" ".join(batches)] if batches else []
     if campaign.repeats > 1 and campaign.jobs.share_job:
-        lines.append("The repeats share their jobs (share_job), so they are not independent.")
+        lines.append(
+            "The repeats share their jobs (share_job), so the repeats are not independent."
+        )
     elif campaign.repeats > 1:
         lines.append(INDEPENDENT[campaign.jobs.allocation])
     lines += _memory_lines(memory, f"; {HOW}" if todo.first else "")
@@ -242,9 +246,12 @@ def _memory_lines(needs: "Sequence[Need]", how: str) -> list[str]:
     lines = []
     for name, total in dict.fromkeys((need.devices, need.total_bytes) for need in measured):
         has = f", which has {number(total / GIGA)} GB" if total else ""
-        lines.append(f"Memory is the peak memory of a rank on {name or 'an unknown device'}{has}.")
+        lines.append(
+            "The column memory shows the peak memory of a rank on "
+            f"{name or 'an unknown device'}{has}."
+        )
     if len(measured) < len(needs):
-        lines.append(f"Batches whose memory was not measured may not fit{how}.")
+        lines.append(f"Batches whose memory was not measured may not fit in memory{how}.")
     return lines
 
 
@@ -406,4 +413,4 @@ def prospect_lines(
         )
     for start in starts:
         nodes, names = counted(start["num_nodes"], "node"), listed(start["jobs"], 3)
-        yield f"If you submit them now, {names} ({nodes}) would start {moment(start['at'])}."
+        yield f"If you submit now, {names} ({nodes}) would start {moment(start['at'])}."

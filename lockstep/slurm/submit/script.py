@@ -254,9 +254,10 @@ def _render_own(template: str, name: str, values: dict[str, Any]) -> str:
         place = f"{template}:{line}" if line else template
         if isinstance(error, TemplateNotFound):
             raise ValueError(f"{place}: no template {error.name!r}; extend {BASE}") from error
+        reason = one_line(str(error))
         raise ValueError(
-            f"{place}: the template cannot be rendered: {one_line(str(error))}; correct the "
-            f"template, and let it extend {BASE}"
+            f"{place}: the template cannot be rendered: {reason}; correct the template, and let it "
+            f"extend {BASE}"
         ) from error
 
 

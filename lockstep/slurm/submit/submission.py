@@ -276,9 +276,11 @@ def refuse_unfinished(results: Results) -> None:
         whose = "" if job.user == slurm.own_name() else f" of {job.user}"
         unfinished[f"job {job.array_id}{whose} ({job.state.name})"] = True
     if unfinished:
+        jobs = listed(unfinished, MAX_NAMED)
+        path = shlex.quote(str(results.path))
         raise ValueError(
-            f"{listed(unfinished, MAX_NAMED)} may still write into {results.path}; wait until all "
-            f"have ended, or run lockstep cancel {shlex.quote(str(results.path))}"
+            f"{jobs} may still write into {path}; wait until these jobs have ended, or run "
+            f"lockstep cancel {path}"
         )
 
 

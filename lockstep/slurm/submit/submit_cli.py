@@ -72,8 +72,7 @@ def work_of(
     if budget and todo.dropped:
         unit, dropped = budget.unit or todo.unit, ", ".join(todo.dropped)
         click.echo(
-            f"Left out to stay within {budget.hours:g} {unit}: "
-            f"{dropped}. A budget leaves out {DROP_ORDER}.",
+            f"Left out to stay within {budget.hours:g} {unit}: {dropped}. {DROP_ORDER}",
             err=True,
         )
     return todo
@@ -155,16 +154,18 @@ def submit(
 
 @click.command(cls=OverSsh)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
-@click.option("--site", "changed", help="Site file to use instead of the one that was used last.")
+@click.option(
+    "--site", "changed", help="Site file to use instead of the site file that was used last."
+)
 @click.option("--flagged", is_flag=True, help="Also repeat launches that have a warning flag.")
 @dry_run_option
 @as_json_option
 def resume(
     folder: Path, changed: str | None, *, flagged: bool, dry_run: bool, as_json: bool
 ) -> None:
-    """Submit jobs for the missing launches of FOLDER's campaign, at its last site.
+    """Submit jobs for the missing launches of FOLDER's campaign, on the site that was used last.
 
-    Launches to measure again move to launches-set-aside/; nothing is deleted.
+    Results that will be measured again are moved to launches-set-aside/; nothing is deleted.
 
     \b
     Examples:
