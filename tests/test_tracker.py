@@ -168,7 +168,7 @@ def test_the_paths_of_the_http_interface_are_the_servers(folder):
         assert (tracker.problems, len(tracker.runs)) == ([], 5)
     wrong = (("run", "/runs/{name}"), ("metrics", "/metrics"))
     for name, route in wrong:
-        with pytest.raises(ValueError, match="a route must begin with /"):
+        with pytest.raises(ValueError, match="a path in the table routes must begin with /"):
             tracked.Routes(**{name: route})
 
 

@@ -58,7 +58,7 @@ def compare(control: Control, case_ids: Sequence[str], settings: Settings) -> No
     ids_0, options_0 = answers[0]
     for rank, (ids, options) in enumerate(answers):
         if ids != ids_0:
-            differing = sorted(set(ids) ^ set(ids_0)) or ["the order of cases"]
+            differing = sorted(set(ids) ^ set(ids_0)) or ["that the cases have another order"]
             raise AgreedError(
                 f"rank {rank} collected other cases than rank 0 (number of cases: {len(ids)} "
                 f"instead of {len(ids_0)}); the first difference is {differing[0]}; give every "

@@ -49,12 +49,12 @@ class Look:
     def sentence(self) -> str:
         """Return a sentence: number of the look, share of false claims, whether it is recorded."""
         when = "made before all planned launches exist" if self.next_share > self.share else (
-            "as planned" if self.planned else "made after the one that was planned")  # fmt: skip
+            "as planned" if self.planned else "made after the planned judgement")  # fmt: skip
         note = f" This judgement is not recorded: {self.unrecorded}." if self.unrecorded else ""
         return (
-            f"This is judgement {self.number} of these launches, {when}. It uses "
-            f"{100 * self.share:.3g} % of the risk of a false claim that all judgements of these "
-            f"launches may take together.{note}"
+            f"This is judgement {self.number} of these launches, {when}. All judgements of these "
+            "launches share one allowed risk of a false claim; this judgement uses "
+            f"{100 * self.share:.3g} % of that risk.{note}"
         )
 
 
