@@ -123,8 +123,8 @@ class Stage(Table):
     def _can_begin(self) -> Self:
         if self.when == "before" and self.dependency == "afternotok":
             raise ValueError(
-                f'stage {self.name}: with when = "before" and dependency = "afternotok", nothing '
-                'is measured unless the stage fails; set dependency = "afterok" or "afterany"'
+                f'stage {self.name} has when = "before" and dependency = "afternotok", so only a '
+                'failed stage would start the launches; set dependency = "afterok" or "afterany"'
             )
         return self
 

@@ -373,7 +373,7 @@ def _measure(world: World, loop: Loop, seconds: float, reset: Callable[[], None]
     def make_plan(of_ranks: list[dict[str, float]]) -> dict[str, int]:  # on rank 0
         plan, expected_s = _plan(seconds, workers, of_ranks)
         duration = about(expected_s)
-        text = f"lockstep: explain measures the step, which takes {duration}"
+        text = f"lockstep: explain measures the step for {duration}"
         print(text, file=sys.stderr, flush=True)  # noqa: T201, else silence
         return plan
 

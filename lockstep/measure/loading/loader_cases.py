@@ -229,7 +229,7 @@ def _images(harness: Harness, dataset: str, cache: str) -> Iterator[data.ImageDa
 def _ignored(options: dict[str, Any], device: torch.device) -> dict[str, str]:
     """Return option -> why it has no effect here."""
     ignored = {
-        "persistent_workers": "all rounds read from one epoch, so no worker stops between epochs"
+        "persistent_workers": "the measurement reads one endless epoch, so workers never stop"
     }
     if options["num_workers"] == 0:
         for name in ("persistent_workers", "prefetch_factor"):

@@ -67,7 +67,7 @@ MAY_DIFFER: dict[str, tuple[str, ...]] = {
     ),
     "facts that describe the file format": ("schema", "case.schema"),
     # Options of a session; the record of a case has the settings of the measurement.
-    "facts of which the relevant part is recorded and compared with each case": (
+    "options of a session: the settings recorded in each case are compared instead": (
         "measured_with", "studies", "provenance.dropped_environment",
         *_below(DETAILS, "ignored command.over command.metrics input"),
     ),

@@ -491,7 +491,10 @@ def _refuse_open(table: Table, columns: Sequence[Column]) -> None:
     )
     needed = []
     if not values:
-        needed = [f"no column has measured values; name one {rate_headings}, or 'step time (ms)'"]
+        needed = [
+            f"no column has measured values; rename one column to {rate_headings}, or to 'step "
+            "time (ms)'"
+        ]
     others = [column.heading for column in columns if column.name == column.heading]
     if not values and others:
         heads[others[0]] = "throughput (samples/s)"

@@ -224,7 +224,7 @@ SENTENCES: dict[Kind, str] = {
     "refused": "the tracker {uri} rejected {refused} ({why})",
     "busy": "nothing was sent to the tracker {uri} now: {why}",
     "unwritable": (
-        "nothing was sent to the tracker {uri}, because its confirmations cannot be "
+        "nothing was sent to the tracker {uri}, because the tracker's answers cannot be "
         "written to disk ({why})"
     ),
     "unreadable": "nothing was sent to the tracker {uri}: {why}",
