@@ -144,7 +144,7 @@ def test_a_case_with_an_impossible_round_is_left_out_and_found(measured, tmp_pat
     assert (found.cases, found.world_sizes) == ((case,), (2,))
 
 
-SHAPES = "not timed equally often"
+SHAPES = "timed less often, or on fewer ranks"
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,8 @@ def test_without_torch_one_sentence_comes_before_anything_starts(machine, tmp_pa
     assert ended.returncode == 3
     assert re.fullmatch(
         r"Error: this Python \(\S+\) lacks the packages that ranks need \(torch\); "
-        r"run lockstep in an image that has them, or run pip install '/path/\S+\[bench\]'\n",
+        r"run lockstep in an image that has these packages, or run pip install "
+        r"'/path/\S+\[bench\]'\n",
         ended.stderr,
     )
     assert not (tmp_path / "results").exists()

@@ -160,7 +160,7 @@ H100 = "NVIDIA H100 80GB HBM3"
     ("device", "change", "why"),
     [
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", ("", ""), "does not know the datasheet peaks of"),
-        (H100, ("dram__bytes", "l2__bytes"), "no kernel of kernels.csv has counts"),
+        (H100, ("dram__bytes", "l2__bytes"), "no kernel of kernels.csv has both a count"),
         (H100, ("display_name", "x"), "does not name its GPU"),
     ],
 )

@@ -103,8 +103,8 @@ def test_ranks_that_collected_other_cases_are_refused_before_the_first(run_ranks
     )
     (sentence,) = errors(zero)
     assert re.search(
-        r"rank 1 collected other cases than rank 0 \(number of cases: 1 instead of 2\); the "
-        r"first difference is "
+        r"rank 1 collected other cases than rank 0 \(number of cases: 1 instead of 2\): only "
+        r"one of the two ranks has the case "
         r"\S*test_collectives\[collective=broadcast-message_bytes=65536\]; give every rank the "
         r"same files and options$",
         sentence,

@@ -168,7 +168,7 @@ def test_the_paths_of_the_http_interface_are_the_servers(folder):
         assert (tracker.problems, len(tracker.runs)) == ([], 5)
     wrong = (("run", "/runs/{name}"), ("metrics", "/metrics"))
     for name, route in wrong:
-        with pytest.raises(ValueError, match="a route must begin with /"):
+        with pytest.raises(ValueError, match="a path in the table routes must begin with /"):
             tracked.Routes(**{name: route})
 
 
@@ -274,7 +274,7 @@ def test_a_measurement_goes_on_when_its_tracker_dies(tmp_path):
         assert len(list(results.glob("launches/*/result.json"))) == 2
         tracker.dies_after = None
         # Whether it had the first whole when it died is a matter of time.
-        for new in (r"[23] new or changed", "nothing is new"):
+        for new in (r"new or changed runs: [23] ", "nothing is new"):
             ended = command([*run, "export", "again", results])
             assert ended.returncode == 0
             assert re.search(new, ended.stdout)

@@ -54,7 +54,8 @@ def test_a_place_comes_from_the_launchers_variables(environ, expected):
     [
         (
             TORCHRUN | {"RANK": "a" * 99, "SLURM_NTASKS": "8"},
-            r"^RANK='a{40}' .* \(set now: RANK='a{40}', LOCAL_RANK='1', .*, SLURM_NTASKS='8'\)$",
+            r"^RANK='a{40}' .* \(variables that are set: RANK='a{40}', LOCAL_RANK='1', .*, "
+            r"SLURM_NTASKS='8'\)$",
         ),
         (
             SLURM | {"LOCKSTEP_LAUNCHER": "slurm", "SLURM_PROCID": "9"},

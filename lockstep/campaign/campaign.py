@@ -60,7 +60,8 @@ def _refuse(rules: Mapping[str, bool]) -> None:
 
 def _check_shell(text: str) -> str:
     is_broken = bool({*text} & {*"\r\0"})
-    _refuse({"a carriage return or NUL character breaks a shell script; remove it": is_broken})
+    fault = "a carriage return or a NUL character breaks a shell script; remove this character"
+    _refuse({fault: is_broken})
     return text
 
 
@@ -69,7 +70,8 @@ def _check_limit(duration: str) -> str:
     limit_s = parse_limit(duration)
     _refuse({
         "the time limit must be at least a minute; write 00:01:00 or more": limit_s < 60,
-        "the time limit is over a year; write it as [days-]HH:MM:SS": limit_s > 365 * 24 * 3600,
+        "the time limit is longer than a year; write a shorter limit as "
+        "[days-]HH:MM:SS": limit_s > 365 * 24 * 3600,
     })  # fmt: skip
     return duration
 
@@ -94,11 +96,11 @@ class Stage(Table):
         "the variable LOCKSTEP_RESULTS holds the path of the results folder"
     )
     when: Literal["before", "after"] = key(
-        "run the stage before or after the measuring jobs", default="before"
+        "whether the stage runs before or after the jobs that measure", default="before"
     )
     dependency: Literal["afterok", "afternotok", "afterany", "after", "singleton"] = key(
-        "when the later job begins: once the earlier job has succeeded (afterok), ended "
-        "(afterany), begun (after) or failed (afternotok), or once no job of the same name runs "
+        "condition on which the later job begins: the earlier job has succeeded (afterok), ended "
+        "(afterany), begun (after) or failed (afternotok), or no other job of the same name runs "
         "or waits (singleton)",
         default="afterok",
     )
@@ -106,7 +108,9 @@ class Stage(Table):
         "time limit of the stage, as [days-]HH:MM:SS; by default the limit in the site file"
     )
     nodes: Count = key("number of nodes", default=1)
-    tasks_per_node: Count = key("tasks per node; each task runs the command", default=1)
+    tasks_per_node: Count = key(
+        "number of tasks per node; each task runs the command of the stage", default=1
+    )
     cpus_per_task: Count | None = key(
         "number of CPUs of each task; by default an equal share of the node"
     )
@@ -119,8 +123,8 @@ class Stage(Table):
     def _can_begin(self) -> Self:
         if self.when == "before" and self.dependency == "afternotok":
             raise ValueError(
-                f'stage {self.name}: with when = "before" and dependency = "afternotok", nothing '
-                'is measured unless the stage fails; set dependency = "afterok" or "afterany"'
+                f'stage {self.name} has when = "before" and dependency = "afternotok", so only a '
+                'failed stage would start the launches; set dependency = "afterok" or "afterany"'
             )
         return self
 
@@ -143,8 +147,9 @@ class Jobs(Table):
     """How the launches of a campaign are divided into jobs of a cluster."""
 
     allocation: Literal["ladder", "job", "array"] = key(
-        "how launches become jobs: one job for all world sizes of a repeat (ladder), one job per "
-        "world size, smallest first (job), or one job array element per case (array)",
+        "how launches become Slurm jobs: ladder makes one job for all world sizes of a repeat, job "
+        "makes one job per world size, smallest first, and array makes one element of a job array "
+        "per case",
         default="ladder",
     )
     share_job: StrictBool = key(
@@ -179,13 +184,15 @@ class Jobs(Table):
         default=False,
     )
     min_all_reduce_gb_per_s: Floor | None = key(
-        "lowest bus bandwidth (busbw) that passes the screening; an all-reduce over all ranks "
-        "measures the bandwidth with 64 MiB on GPUs and 4 MiB on CPUs"
+        "lowest bus bandwidth (busbw) in GB/s that passes the screening; an all-reduce of 64 MiB "
+        "on GPUs, or 4 MiB on CPUs, over all ranks measures this bandwidth"
     )
     collect: StrictBool = key(
         "collect the results and write the report in a job after all other jobs", default=False
     )
-    stage: tuple[Stage, ...] = key("jobs of your own, such as preprocess and evaluate", default=())
+    stage: tuple[Stage, ...] = key(
+        "jobs of your own before or after the launches, such as preprocessing", default=()
+    )
     ncu: Ncu = key("kernels that lockstep submit --profile ncu records", default=Ncu())
 
     @model_validator(mode="after")
@@ -235,8 +242,8 @@ class Campaign(Table):
         'studies to measure; "command" measures a program of your own', default=()
     )
     tests: tuple[str, ...] = key(
-        "files or folders of your own tests that use the fixture lockstep; set either tests or "
-        "studies",
+        "files or folders of your own tests, which use the pytest fixture lockstep; set either "
+        "tests or studies",
         default=(),
     )
     world_sizes: tuple[Count, ...] = Field(
@@ -266,7 +273,9 @@ class Campaign(Table):
     local_batch: Count | None = key(
         "local batch of all studies except strong: samples per optimizer update on each rank"
     )
-    rounds: Count | None = key("number of timed rounds of each case; the default depends on size")
+    rounds: Count | None = key(
+        "number of timed rounds of each case; the default depends on the key size"
+    )
     warmup_rounds: Whole | None = key("number of untimed rounds before the timed rounds")
     steps_per_round: Count | None = key("number of steps in a round")
     case_budget: Annotated[StrictFloat, Field(gt=0, le=MAX_COUNT)] | None = key(
@@ -277,12 +286,13 @@ class Campaign(Table):
         "the batch"
     )
     until_efficiency: Annotated[StrictFloat, Field(gt=0, le=1)] | None = key(
-        "measure world sizes in rising order, and stop after the first whose parallel efficiency "
-        "is below this value"
+        "measure world sizes in rising order, and stop after the first size with a parallel "
+        "efficiency below this value"
     )
-    command: Command | None = key('program to measure with studies = ["command"]')
+    command: Command | None = key('program to measure if studies = ["command"]')
     factors: dict[str, tuple[Value, ...]] = key(
-        "values of factors, instead of the values of the study: bucket_cap_mb = [1, 5, 10]",
+        "values of factors that replace the values in the study, such as bucket_cap_mb = [1, 5, "
+        "10]",
         default={},
     )
     jobs: Jobs = key("how the campaign's launches are divided into Slurm jobs", default=Jobs())

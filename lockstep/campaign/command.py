@@ -137,7 +137,7 @@ class Command(Table):
         default="strong",
     )
     work: Annotated[StrictInt, Field(ge=1, le=10**15)] = key(
-        "number of units of work in a run, or per rank of a run with weak scaling", default=1
+        "number of units of work in a run; with weak scaling, the number for each rank", default=1
     )
     work_unit: str = key("name of a unit of work, such as rows", default="runs", min_length=1)
     metrics: tuple[Metric, ...] = key(
@@ -192,7 +192,8 @@ class Command(Table):
         for name, values in factors.items():
             if name in GIVEN and name != "threads":
                 raise ValueError(
-                    f"the name {name!r} is built in and cannot name a factor; choose another name"
+                    f"the name {name!r} is reserved for a built-in value, so no factor may have "
+                    "this name; rename the factor"
                 )
             if not re.fullmatch(r"[A-Za-z_]\w*", name) or not values:
                 raise ValueError(

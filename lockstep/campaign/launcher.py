@@ -31,8 +31,8 @@ def missing_packages(needed: Sequence[str] = NEEDED) -> str:
     if absent := [name for name, spec in specs.items() if spec is None]:
         missing = ", ".join(absent)
         return (
-            f"this Python ({sys.executable}) lacks the packages that ranks need "
-            f"({missing}); run lockstep in an image that has them, or run pip install "
+            f"this Python ({sys.executable}) lacks the packages that ranks need ({missing}); run "
+            "lockstep in an image that has these packages, or run pip install "
             "'/path/to/checkout[bench]'"
         )
     for name, spec in specs.items():  # the user's own torch.py, for example, hides torch

@@ -55,11 +55,11 @@ Kind = Literal["exit-code", "timeout", "sanity", "missing-metric", "not-started"
 _LACKS = {
     "no-match": "the regular expression matches nothing that the program wrote",
     "no-json": "the program wrote no line of JSON",
-    "no-key": "the JSON that the program wrote does not contain the key",
-    "no-number": "the value is not a finite number",
-    "no-file": "the file does not exist",
-    "old-file": "the file is older than the run, so the file does not come from the run",
-    "not-positive": "the value is 0 or less, so no speed-up can be computed",
+    "no-key": "the JSON that the program wrote does not contain the key of the metric",
+    "no-number": "the value of the metric is not a finite number",
+    "no-file": "the file of the metric does not exist",
+    "old-file": "the file of the metric is older than the run, so the run did not write this file",
+    "not-positive": "the value of the metric is 0 or less, so no speed-up can be computed",
 }
 
 

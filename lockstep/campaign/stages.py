@@ -32,8 +32,8 @@ class Stages:
         if name := next(beside, None):
             raise ValueError(
                 f'stage {name} has dependency = "after", but lockstep run cannot run a stage '
-                'beside the launches; use lockstep submit, or set dependency = "afterok" or '
-                '"afterany"'
+                "at the same time as the launches; use lockstep submit, or set dependency = "
+                '"afterok" or "afterany"'
             )
 
     def select(self, when: str) -> list[Stage]:
@@ -98,8 +98,10 @@ class Stages:
         end = {"stage": stage.model_dump(mode="json"), "exit_code": code}
         files.write_atomically(log.with_name("end.json"), json.dumps(end))
         if code:
-            late = f" after its time limit of {stage.time}" if code == TIMED_OUT else ""
-            self.say(f"stage {stage.name} ended with exit code {code}{late}; see {log}")
+            text = f"stage {stage.name} ended with exit code {code}"
+            if code == TIMED_OUT:
+                text = f"stage {stage.name} was stopped at its time limit of {stage.time}"
+            self.say(f"{text}; see {log}")
         return code == 0
 
 

@@ -28,7 +28,7 @@ ERROR = re.compile(r"^(?:FATAL|ERROR)\s*:\s*(.*)$")
 REMEDIES = {
     DISK_IS_FULL: "set APPTAINER_TMPDIR to a folder with room for the unpacked image",
     "user namespace": (
-        "run unshare --user --map-root-user true; if this command fails, too, ask the machine's "
+        "run unshare --user --map-root-user true; if this command also fails, ask the machine's "
         "support for user namespaces, or build on another machine"
     ),
 }

@@ -106,17 +106,19 @@ def _arguments(path: Path, raw: str, own: Mapping[str, str]) -> dict[str, str]:
     wanted = set(PLACE.findall(raw))
     lines = [line.strip().partition("=") for line in _section(raw, "arguments")]
     defaults = {name.strip(): value.strip() for name, _, value in lines}
-    for name in own:
-        if name not in wanted:
+    for argument in own:
+        if argument not in wanted:
             known = ", ".join(sorted(wanted)) or "none"
-            raise ValueError(f"{path.name} has no build argument {name}; choose from {known}")
-        if "\n" in own[name]:
-            raise ValueError(f"the build argument {name} contains a newline; give it on one line")
-        if SECRET.search(name):
+            raise ValueError(f"{path.name} has no build argument {argument}; choose from {known}")
+        if "\n" in own[argument]:
             raise ValueError(
-                f"the build argument {name} looks like a secret, but the image and its record "
-                "would show its value; put a secret into a file that --apptainer-options binds, or "
-                "rename the argument"
+                f"the build argument {argument} contains a newline; write its value on one line"
+            )
+        if SECRET.search(argument):
+            raise ValueError(
+                f"the build argument {argument} looks like a secret, but the image and its record "
+                "would show its value; put a secret into a file that --apptainer-options binds, "
+                "or rename the argument"
             )
     values = {**defaults, **own}
     for argument in sorted(wanted - set(values)):

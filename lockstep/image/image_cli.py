@@ -41,11 +41,11 @@ def _arguments(ctx: click.Context, _: click.Parameter, texts: tuple[str, ...]) -
     return {name: value for name, _, value in parts}
 
 
-def _words(ctx: click.Context, _: click.Parameter, text: str) -> list[str]:
+def _words(ctx: click.Context, _: click.Parameter, options: str) -> list[str]:
     try:
-        return shlex.split(text)
+        return shlex.split(options)
     except ValueError as error:
-        raise click.BadParameter(f"{text!r} is not a valid command line: {error}", ctx) from None
+        raise click.BadParameter(f"{options!r} is not a valid command line: {error}", ctx) from None
 
 
 @image.command()
@@ -57,8 +57,10 @@ def _words(ctx: click.Context, _: click.Parameter, text: str) -> list[str]:
     multiple=True,
     callback=_arguments,
     metavar="NAME=VALUE",
-    help="Value of a build argument of the definition, such as BASE; repeat the option for further "
-    "arguments.",
+    help=(
+        "Build argument of the definition with its value, such as BASE=IMAGE; repeat the option "
+        "for further arguments."
+    ),
 )
 @click.option(
     "--apptainer-options",
@@ -183,7 +185,9 @@ def inspect(image: Path, *, as_json: bool) -> None:
         click.echo(json.dumps(facts, indent=1))
         return
     if facts["sha256_from"] == "record":
-        facts["sha256_from"] = "the build record; lockstep image verify computes the hash again"
+        facts["sha256_from"] = (
+            "read from the build record; lockstep image verify computes the hash again"
+        )
     labels, text = facts.pop("labels"), facts.pop("definition_text")
     facts |= {f"label {name}": label for name, label in sorted(labels.items())}
     for name, value in facts.items():
@@ -215,7 +219,7 @@ def verify(image: Path, *, as_json: bool) -> int:
         reasons = "; ".join(failures)
         click.echo(f"Error: {image} failed the check: {reasons}", err=True)
     else:
-        missing = f"not compared with a record, because {image}.json does not exist"
+        missing = f"the hash was not compared with a record, because {image}.json does not exist"
         click.echo(
             f"sha256 {facts['sha256']}: {'as recorded' if facts['recorded_sha256'] else missing}"
         )
@@ -225,7 +229,7 @@ def verify(image: Path, *, as_json: bool) -> int:
 @image.command("hash")
 @IMAGE
 def print_hash(image: Path) -> int:
-    """Print IMAGE's SHA-256 as sha256sum does; exit code 1 if IMAGE.json has another.
+    """Print IMAGE's SHA-256 as sha256sum does; exit code 1 if IMAGE.json has another SHA-256.
 
     \b
     Example:

@@ -157,7 +157,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if study not in studies.STUDIES:
         names = ", ".join(studies.STUDIES)
         text = (
-            f"there is no study {study}; choose from {names}, or add it to lockstep/core/studies.py"
+            f"there is no study {study}; choose from {names}, or add the study to "
+            "lockstep/core/studies.py"
         )
         pytest.fail(text, pytrace=False)
     rows = studies.rows(study, _settings(metafunc.config).size)

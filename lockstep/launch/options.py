@@ -93,7 +93,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "local batch of all studies except strong: samples per optimizer update on each "
                 "rank"},
     "--set": {"action": "append", "default": [], "metavar": "FACTOR=VALUE,VALUE",
-        "help": "values of a factor that replace the study's own, such as bucket_cap_mb=1,5,10"},
+        "help": (
+            "values of a factor that replace the values in the study, such as bucket_cap_mb=1,5,10"
+        )},
     "--rounds": {"type": int, "help": "number of timed rounds of each case"},
     "--warmup-rounds": {"type": int, "help": "number of untimed rounds before the timed rounds"},
     "--steps-per-round": {"type": int, "help": "number of steps in a round"},
@@ -120,8 +122,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--skip-failed": {"action": "store_true",
         "help": "with --resume, also leave out cases that failed in the previous session"},
     "--after": {"default": "", "metavar": "TEXT",
-        "help": "with --skip-failed: a text that says why the previous session ended. The results "
-                "name it as the reason why the last case of that session failed"},
+        "help": (
+            "with --skip-failed: text that says why the previous session ended. The results show "
+            "this text as the reason why the final case of that session failed"
+        )},
     "--no-causes": {"action": "store_true",
         "help": "do not measure how a step's time divides into compute, communication and waits"},
     "--on-oom": {"choices": ["halve"],
@@ -139,9 +143,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--no-telemetry": {"action": "store_true",
         "help": "do not sample utilisation, clocks, power and memory while rounds are timed"},
     "--torch-trace": {"type": Path, "metavar": "FOLDER",
-        "help": "folder into which torch.profiler traces three steps of each case. The shares of "
-                "forward, backward, communication and data are printed, and written as JSON. No "
-                "result is kept"},
+        "help": (
+            "folder into which torch.profiler traces three steps of each case. The shares of "
+            "forward, backward, communication and data are printed, and written as JSON. The times "
+            "are not kept as results"
+        )},
     "--label": {"action": "append", "default": [], "metavar": "NAME=VALUE",
         "help": "fact to store in the results; give the option once for each fact"},
 }  # fmt: skip

@@ -58,11 +58,13 @@ def compare(control: Control, case_ids: Sequence[str], settings: Settings) -> No
     ids_0, options_0 = answers[0]
     for rank, (ids, options) in enumerate(answers):
         if ids != ids_0:
-            differing = sorted(set(ids) ^ set(ids_0)) or ["the order of cases"]
+            difference = "the cases have another order"
+            if differing := sorted(set(ids) ^ set(ids_0)):
+                difference = f"only one of the two ranks has the case {differing[0]}"
             raise AgreedError(
                 f"rank {rank} collected other cases than rank 0 (number of cases: {len(ids)} "
-                f"instead of {len(ids_0)}); the first difference is {differing[0]}; give every "
-                "rank the same files and options",
+                f"instead of {len(ids_0)}): {difference}; give every rank the same files and "
+                "options",
                 rank,
             )
         for name in (name for name in options_0 if options[name] != options_0[name]):

@@ -43,9 +43,9 @@ def shares(phases: Phases) -> dict[str, Any]:
 
 
 def describe(shares: dict[str, Any]) -> str:
-    exposed = f" ({percent(shares['exposed'])} % of the step is not hidden by computing)"
+    exposed = f" (communication that compute does not hide: {percent(shares['exposed'])} %)"
     parts = [
-        f"{part} {percent(share)} %{exposed if part == 'communication' else ''}"
+        f"{part} {percent(share)} %" + (exposed if part == "communication" else "")
         for part, share in (shares["parts"] | {"rest": shares["rest"]}).items()
         if not part.startswith(BUCKET)
     ]

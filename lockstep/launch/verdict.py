@@ -106,9 +106,9 @@ class Facts:
             return ""
         return (
             f"{self.name_rank(odd)} called {counts[odd]} collectives since the process group was "
-            f"opened, but {self.name_rank(first)} called {counts[first]}; every rank must call "
-            "the same collectives (with gloo, sends and receives count as well, unless they use a "
-            "group of their own from new_group)"
+            f"opened, but {self.name_rank(first)} called {counts[first]}; every rank must call the "
+            "same collectives. With gloo, sends and receives count as well, unless they use a "
+            "separate group from new_group"
         )
 
     def find_astray(self, ends: Ends, at: Literal["case", "next"]) -> str:

@@ -106,7 +106,10 @@ SCHEMA = 1
 NEXT: dict[Kind, str] = NEXT_OWN | {
     "own": "pass batches=loader to lockstep.explain to also see the step's fixed cost and waits "
     "for input, or profile one rank",
-    "open": "call explain(..., seconds=300), and pass batches=loader to also see waits for input",
+    "open": (
+        "call lockstep.explain(..., seconds=300) to measure longer; pass batches=loader as well to "
+        "see waits for input"
+    ),
 }
 
 
@@ -172,11 +175,11 @@ def lines(bound: Bound, record: Mapping[str, Any], kept: str) -> list[str]:
     ranks = counted(len(record["hosts"]), "rank")
     rate, kinds = record["samples_per_s"], {note["kind"] for note in record["notes"]}
     speed = "" if rate is None else f", {number(rate)} samples/s"
-    exception = " except for iterators (see the note)" if "drawn" in kinds else ""
+    exception = "; iterators were not restored (see the note below)" if "drawn" in kinds else ""
     steps = counted(record["num_steps"], "step")
     text = [
         f"lockstep: {ranks} on {hosts} ({record['device']}){speed}; ran {steps} in "
-        f"{number(record['seconds'])} s and restored the training{exception}"
+        f"{number(record['seconds'])} s and restored the training state{exception}"
     ]
     if "collectives" in kinds:
         text.append(
@@ -188,8 +191,10 @@ def lines(bound: Bound, record: Mapping[str, Any], kept: str) -> list[str]:
     for note in record["notes"]:
         collectives = counted(note["count"], "collective")
         sentence = {
-            "alone": "one rank does not communicate; start more ranks with torchrun or srun to "
-            "measure communication",
+            "alone": (
+                "the script ran as one rank, which does not communicate; start more ranks with "
+                "torchrun or srun to measure communication"
+            ),
             "drawn": f"the step may have advanced the iterator(s) {listed(note['names'])}, which "
             "cannot be restored; use a step that always takes the same batch, or pass "
             "batches=loader",
@@ -367,7 +372,8 @@ def _measure(world: World, loop: Loop, seconds: float, reset: Callable[[], None]
 
     def make_plan(of_ranks: list[dict[str, float]]) -> dict[str, int]:  # on rank 0
         plan, expected_s = _plan(seconds, workers, of_ranks)
-        text = f"lockstep: explain measures the step for {about(expected_s)}"
+        duration = about(expected_s)
+        text = f"lockstep: explain measures the step for {duration}"
         print(text, file=sys.stderr, flush=True)  # noqa: T201, else silence
         return plan
 

@@ -53,17 +53,19 @@ class Loop:
         """Draw the first batch; return why the batches cannot be used, or an empty text."""
         if isinstance(self.batches, Iterator):
             return (
-                f"batches is of type {type(self.batches).__name__}, which can be read only once; "
-                "pass the loader itself"
+                f"the argument batches is of type {type(self.batches).__name__}, which can be read "
+                "only once; pass the loader itself"
             )
         if self.stream is None:
             return ""
         try:
             self.first = tuple(islice(self.stream, 1))
         except Exception as error:  # noqa: BLE001, sent to the other ranks
-            return f"drawing a batch from batches failed with {type(error).__name__}: {error}"
+            return f"the argument batches gave no batch, but raised {type(error).__name__}: {error}"
         self._kept.extend(self.first)
-        return "" if self.first else "batches is empty; give a loader with at least one batch"
+        if self.first:
+            return ""
+        return "the argument batches is empty; pass a loader with at least one batch"
 
     def drawing_step(self) -> Step:
         """Return a step that draws its batch; it raises RuntimeError if none is left."""
@@ -76,8 +78,8 @@ class Loop:
             self._kept.append(batch)
             return (batch,)
         raise RuntimeError(
-            f"batches ended at step {self.num_steps}; give a DataLoader, or another iterable that "
-            "can be repeated"
+            f"the argument batches ended at step {self.num_steps}; pass a DataLoader, or another "
+            "iterable that can be repeated"
         )
 
     @property

@@ -49,21 +49,22 @@ def placement(environ: Mapping[str, str] = os.environ) -> Placement:
         raise ValueError(
             f"LOCKSTEP_LAUNCHER={launcher!r} is not one of {known}; unset this variable"
         )
-    rank, local_rank, world_size, ranks_per_node = VARIABLES[launcher]
-    if launcher == "torchrun" and rank not in environ and world_size not in environ:
+    rank_variable, local_rank_variable, size_variable, ranks_per_node = VARIABLES[launcher]
+    if launcher == "torchrun" and not {rank_variable, size_variable} & {*environ}:
         _refuse_without_srun(environ, hint="start the ranks with srun and LOCKSTEP_LAUNCHER=slurm")
         refuse_apart(environ)
         return Placement()
     if launcher == "slurm":
         _refuse_without_srun(environ, hint="start the ranks with srun")
-    size = integer(environ, world_size)
+    size = integer(environ, size_variable)
     per_node = _ranks_per_node(environ, ranks_per_node, size)
-    place = Placement(integer(environ, rank), integer(environ, local_rank), size, per_node)
+    rank, local_rank = integer(environ, rank_variable), integer(environ, local_rank_variable)
+    place = Placement(rank, local_rank, size, per_node)
     if not (0 <= place.rank < size and 0 <= place.local_rank < per_node <= size):
         raise _wrong(
             environ,
-            f"{rank}={place.rank}, {local_rank}={place.local_rank}, "
-            f"{world_size}={size} and {per_node} ranks per node contradict each other",
+            f"{rank_variable}={rank}, {local_rank_variable}={local_rank}, {size_variable}={size} "
+            f"and {per_node} ranks per node contradict each other",
         )
     return place
 
@@ -133,4 +134,6 @@ def _wrong(environ: Mapping[str, str], fact: str, instead: str = "") -> ValueErr
     seen = [f"{name}={environ[name][:SHOWN_CHARACTERS]!r}" for name in names if name in environ]
     variables = ", ".join(seen)
     command = COMMANDS[environ.get("LOCKSTEP_LAUNCHER", "torchrun")]
-    return ValueError(f"{fact}; start the ranks with {command}{instead} (set now: {variables})")
+    return ValueError(
+        f"{fact}; start the ranks with {command}{instead} (variables that are set: {variables})"
+    )

@@ -303,11 +303,11 @@ def _connect(rank: int, host: str, port: int, timeout_s: float, *, serves: bool)
             )
     except (RuntimeError, OSError) as error:
         reason = str(error).partition("\n")[0]
-        act, waited_s = "serve" if serves else "reach", time.monotonic() - began
+        serve_or_reach, waited_s = "serve" if serves else "reach", time.monotonic() - began
         raise RankError(
-            f"rank {rank} on {hostname()} could not {act} the ranks' store at {host}:{port} within "
-            f"{waited_s:.0f} s ({_way_to(host)}; {reason}); check this address, "
-            "and whether the nodes reach each other",
+            f"rank {rank} on {hostname()} could not {serve_or_reach} the ranks' store at "
+            f"{host}:{port} within {waited_s:.0f} s ({_way_to(host)}; {reason}); check this "
+            "address, and whether the nodes reach each other",
             rank,
         ) from error
 

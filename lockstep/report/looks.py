@@ -49,12 +49,11 @@ class Look:
     def sentence(self) -> str:
         """Return a sentence: number of the look, share of false claims, whether it is recorded."""
         when = "made before all planned launches exist" if self.next_share > self.share else (
-            "as planned" if self.planned else "made after the one that was planned")  # fmt: skip
+            "as planned" if self.planned else "made after the planned look")  # fmt: skip
         note = f" This look is not recorded: {self.unrecorded}." if self.unrecorded else ""
         return (
-            f"This is look {self.number} at these launches, {when}. It uses "
-            f"{100 * self.share:.3g} % of the risk of a false claim that all looks at these "
-            f"launches may take together.{note}"
+            f"This is look {self.number} at these launches, {when}. All looks share one allowed "
+            f"risk of a false claim; this look uses {100 * self.share:.3g} % of that risk.{note}"
         )
 
 

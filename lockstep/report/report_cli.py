@@ -75,23 +75,27 @@ with several values at one size, such as strategy, splits the table by its value
     help="Price of a GPU-hour; adds costs to the report.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Overwrite a file that is not a Lockstep report.")
-@click.option("--svg", is_flag=True, help="Also write figures/ beside the page, as SVG.")
-@click.option("--pdf", is_flag=True, help="Also write figures/ beside the page, as PDF.")
-@click.option("--png", is_flag=True, help="Also write figures/ beside the page, as PNG.")
+@click.option("--svg", is_flag=True, help="Also write SVG figures into figures/ beside the page.")
+@click.option("--pdf", is_flag=True, help="Also write PDF figures into figures/ beside the page.")
+@click.option("--png", is_flag=True, help="Also write PNG figures into figures/ beside the page.")
 @click.option(
     "--redact", is_flag=True, help="Leave hosts, users, paths and environment out of all output."
 )
 @click.option(
     "--proposal", type=click.Choice(pack_cli.FORMS),
-    help="Write a pack for a compute-time proposal, paper or slides instead of a page.",
+    help=(
+        "Instead of the page, write a pack of text and figures for a compute-time proposal, paper "
+        "or slides."
+    ),
 )  # fmt: skip
 @click.option(
     "--to",
     type=click.Path(path_type=Path),
-    help="Write the pack to this folder [default: DIR-PROGRAMME].",
+    help="Folder to write the pack into; by default the first PATH followed by - and the value of "
+    "--proposal.",
 )
-@click.option("--work", help="TOML file with the runs that you apply for, or `example`.")
-@click.option("--despite", is_flag=True, help="Write the pack even if there are objections.")
+@click.option("--work", help="TOML file of the runs you apply for; `example` is a built-in file.")
+@click.option("--despite", is_flag=True, help="Write the pack in spite of the printed objections.")
 @opening.accept_bundles(opening.DATA)
 @collector_paused(is_last=True)
 def report(
@@ -199,7 +203,7 @@ def _write_page(
     click.echo("\n".join(console.verdict(page)))
     click.echo(f"check: {checker.counts(evaluation.findings, evaluation.results)}")
     if evaluation.findings:
-        click.echo("The page and lockstep check list these findings.")
+        click.echo("To see these findings, open the page or run lockstep check.")
     click.echo(f"report: {click.format_filename(target)}")
     uri = target.resolve().as_uri()
     click.echo(f"open the page in a browser: {uri}")
@@ -219,7 +223,7 @@ def _write_page(
 )  # fmt: skip
 @click.option(
     "--dataset-size", type=click.IntRange(min=1), default=50_000, show_default=True,
-    help="Samples in one epoch, to read logs that have one line per epoch.",
+    help="Number of samples in one epoch, for logs that have one line per epoch.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing imported.json.")
 @click.option("--dry-run", is_flag=True, help="Print how the tables are read, and write nothing.")

@@ -55,7 +55,7 @@ VERIFY: dict[str, Any] = {
 OWN = {"data": "synthetic", "num_synthetic": 480, "epochs": 2, "lr": 0.01}
 SHIPPED = {
     "digits": "included: 1,797 handwritten digits of 8 x 8 pixels",
-    "synthetic": "made by the workload itself, of any size",
+    "synthetic": "random samples that the workload makes, in any number",
     sample.NAME: "made by lockstep run data make: 100 images in CIFAR-10's file format",
 }
 KNOWN = {

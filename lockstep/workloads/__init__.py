@@ -70,8 +70,8 @@ class Workload:
     def __post_init__(self) -> None:
         if self.loss is None and self.step is None:
             raise ValueError(
-                f"workload {self.name} has neither a loss nor a step; give Workload(...) one "
-                "of them"
+                f"workload {self.name} has neither a loss nor a step; pass loss= or step= to "
+                "Workload(...)"
             )
 
 

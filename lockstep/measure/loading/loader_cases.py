@@ -229,13 +229,13 @@ def _images(harness: Harness, dataset: str, cache: str) -> Iterator[data.ImageDa
 def _ignored(options: dict[str, Any], device: torch.device) -> dict[str, str]:
     """Return option -> why it has no effect here."""
     ignored = {
-        "persistent_workers": "the measured epoch never ends, so workers never stop between epochs"
+        "persistent_workers": "the measurement reads one endless epoch, so workers never stop"
     }
     if options["num_workers"] == 0:
         for name in ("persistent_workers", "prefetch_factor"):
-            ignored[name] = "there are no workers"
+            ignored[name] = "num_workers is 0, so there are no loader workers"
     if device.type != "cuda":
-        ignored["pin_memory"] = "there is no GPU to copy to"
+        ignored["pin_memory"] = "the ranks run on CPUs, so no batch is copied to a GPU"
     return {name: why for name, why in ignored.items() if options[name]}
 
 

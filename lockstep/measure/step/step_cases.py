@@ -68,10 +68,8 @@ def build_step(
     """
     asked = {name: value for name, value in harness.factors.items() if name in ON_REQUEST}
     if model.optimizer and (named := [name for name in ("optimizer", "fused") if name in asked]):
-        pytest.skip(
-            f"workload {model.name} has its own optimizer; leave out the factors "
-            f"{' and '.join(named)}"
-        )
+        factors = " and ".join(named)
+        pytest.skip(f"workload {model.name} has its own optimizer; leave out the factors {factors}")
     rate = LEARNING_RATES[asked.get("optimizer", "sgd")]
     config = StepConfig(**{"lr": rate} | settings | asked)
     skip_unless_supported(harness, config.precision)

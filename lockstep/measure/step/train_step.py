@@ -249,7 +249,10 @@ def is_sharded(config: "StepConfig") -> bool:
 def find_unsuited(config: "StepConfig", own: Workload | None) -> str:
     """Return which settings do not go together, as a sentence; empty if all do."""
     if config.precision == "fp16" and config.fused is False:
-        return "fp16 needs fused=true, because optimizers that are not fused wait for the host"
+        return (
+            "fp16 needs fused=true, because an optimizer that is not fused makes the host wait for "
+            "the GPU"
+        )
     settings = {
         "bucket_cap_mb": config.bucket_cap_mb is not None,
         "a workload with ddp=": bool(own and own.ddp),

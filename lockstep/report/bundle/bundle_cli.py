@@ -14,7 +14,7 @@ Examples:
 
 The archive holds the results with scripts, logs and accounting, their page, the launches'
 environment and image hash, README.md, reproduce.md, an artefact description as the SC conferences
-require, RO-Crate metadata, and the checksum of every file. lockstep report first.tar.gz opens it:
+require, RO-Crate metadata, and the checksum of every file. lockstep report first.tar.gz reads it;
 the same release makes the same page, byte for byte. The archive names images by their hash, and
 does not include them.
 """

@@ -36,7 +36,7 @@ This is a targets file; the built-in file `proposal` shows every key:
   speedup = {4 = [3.5, 3.8]}
   throughput_gain = -0.05  # with --against: at most 5 % less throughput
 A target is met if the whole 95 % interval reaches it, and missed if no part of the interval does.
-In all other cases it is not shown. It is blocked if the check finds an error in its results.
+In all other cases the target is not shown. A target is blocked if its results have an error.
 A single launch cannot meet or miss a target. Repeats in one Slurm job cannot either, unless the
 campaign has is_machine = true under [jobs], which says that only these nodes matter.
 Each look after more launches needs a wider interval, so looks.jsonl records all looks.
@@ -56,11 +56,11 @@ With --targets: 0 if all targets are met, 1 if one is missed, not shown or block
     help="Judge the results by this targets file. The name of the built-in file is `proposal`.",
 )
 @click.option("--against", type=click.Path(path_type=Path),
-              help="With --targets: earlier results to compare with; throughput_gain "
-                   "needs them.")  # fmt: skip
+              help="With --targets: earlier results to compare with, for the target "
+                   "throughput_gain.")  # fmt: skip
 @click.option("--allow", "allowed", multiple=True, type=click.Choice(ALLOWABLE),
-              help="Fact that may differ between PATHS and --against. Give the option "
-                   "once for each fact.")  # fmt: skip
+              help="Recorded fact that may differ between PATHS and --against. Give the "
+                   "option once for each fact.")  # fmt: skip
 @click.pass_context
 @opening.accept_bundles()
 def check(

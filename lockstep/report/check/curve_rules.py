@@ -83,8 +83,10 @@ def constant_work(evidence: Evidence) -> Iterator[Finding]:
         base = series.baseline
         for size, factor in _samples_per_item(series):
             if not (abs(factor - 1) <= EXACT or _is_size(factor, size / base, EXACT)):
-                text = (f"samples per step / global batch is {factor:.3g} times as high as at "
-                        f"world size {base}")  # fmt: skip
+                text = (
+                    f"the ratio of samples per step to global batch is {factor:.3g} times as high "
+                    f"as at world size {base}"
+                )  # fmt: skip
                 yield fact("uneven-steps", text, size, at=series,
                            factor=factor, baseline=base)  # fmt: skip
 
@@ -102,8 +104,8 @@ def _samples_per_item(series: Series) -> list[tuple[int, float]]:
 @rule(
     "fixed-epochs-as-strong",
     "error",
-    "the work of a rank per step is constant, so with more ranks a run has fewer steps, not "
-    "shorter steps",
+    "the work of each rank per step is constant, so a run on more ranks has fewer steps, but "
+    "no shorter steps",
     "set the scaling to fixed-epochs, or measure all world sizes with one global batch",
     "ladders",
 )
@@ -147,14 +149,14 @@ def fixed_epochs(series: Series) -> Iterator[Finding]:
         texts.append(_grown(batches, sizes))
     texts.append(f"the total time at world size {last.world_size} gives a speed-up of {speedup}")
     if samples:
-        numbers = joined(samples)
-        texts.append(f"the numbers of samples of the runs are {numbers}")
+        sample_counts = joined(samples)
+        texts.append(f"the runs train on {sample_counts} samples")
     if steps_s:
         times_ms = joined(number(1e3 * step_s) for step_s in steps_s)
         shares = joined(f"{percent(share)} %" for share in kept)
         texts.append(
-            f"a step takes {times_ms} ms as the world size grows, so each rank reaches {shares} of "
-            "its speed at the baseline"
+            f"in order of world size, a step takes {times_ms} ms, so each rank reaches "
+            f"{shares} of its speed at the baseline"
         )
     yield fact("fixed", "; ".join(texts), batches=batches, sizes=sizes, last=last.world_size,
                speedup=last.speedup, samples=samples, steps_s=steps_s, kept=kept)  # fmt: skip
@@ -191,12 +193,12 @@ def small_batch(series: Series) -> Iterator[Finding]:
     added_s = {point.world_size: point.step_s - base_s for point in series.above if point.step_s}
     base_ms, more_ranks = number(1e3 * base_s), joined(added_s)
     extra = joined(f"{number(1e3 * each)} ms" for each in added_s.values())
-    text = f"a step takes {base_ms} ms at the baseline, and {extra} more on {more_ranks} ranks"
+    text = f"a step takes {base_ms} ms at the baseline, and {extra} longer on {more_ranks} ranks"
     yield fact("short-steps", text, *added_s, added_s=[*added_s.values()], step_s=base_s,
                sizes=[*added_s])  # fmt: skip
 
 
-@rule("truncated-batch", "error", "a step trains on fewer samples than the label of the case says",
+@rule("truncated-batch", "error", "a step trains on fewer samples than the name of the case says",
       "choose a global batch that is a multiple of every world size", "points")  # fmt: skip
 def truncated_batch(_series: Series, point: Point) -> Iterator[Finding]:
     """The global batch is not divisible by the ranks, so a step trains on fewer samples."""
@@ -221,7 +223,10 @@ def samples_time(evidence: Evidence) -> Iterator[Finding]:
         factor, rounds = _stored_factor(entry), entry.round_s
         # NaN is neither 1 nor the world size.
         if not (abs(factor - 1) <= EXACT or _is_size(factor, entry.block["world_size"], EXACT)):
-            text = f"stored throughput times time is {factor:.4g} times the number of samples"
+            text = (
+                f"the stored throughput multiplied by the time is {factor:.4g} times the number of "
+                "samples"
+            )
             yield fact("stored-throughput", text, at=entry, factor=factor)
             continue
         for name, stored, true in (
@@ -243,11 +248,10 @@ def samples_time(evidence: Evidence) -> Iterator[Finding]:
             sizes = [point.world_size for point in apart]
             grown, speedups = [rates[size] for size in sizes], [point.speedup for point in apart]
             rate_gains, speed_ups = joined(map(ratio, grown)), joined(map(ratio, speedups))
-            numbers = joined(samples)
+            sample_counts = joined(samples)
             text = (
                 f"the throughput is {rate_gains} times the baseline's, but the speed-up is "
-                f"{speed_ups}, and both should be equal. The numbers of samples of the runs are "
-                f"{numbers}"
+                f"{speed_ups}, and both should be equal. The runs train on {sample_counts} samples"
             )
             action = ("correct the samples or the scaling in the table: in strong scaling all runs "
                       "have equally many samples, in weak scaling n ranks have n times as "
@@ -304,8 +308,9 @@ def doubled_world_size(evidence: Evidence) -> Iterator[Finding]:
                            time_table=time.case, factor=factor)  # fmt: skip
 
 
-@rule("contradiction", "error", "two speed-ups cannot both be true for the same run",
-      "find out which speed-up was measured, and remove the other one")  # fmt: skip
+@rule("contradiction", "error",
+      "two tables give different speed-ups for the same runs, so one of the tables is wrong",
+      "find out which table was measured, and remove the other table")  # fmt: skip
 def contradiction(evidence: Evidence) -> Iterator[Finding]:
     """Two tables of one study, or of one import, give different speed-ups."""
     for time, rate, factors in _twins(evidence):
@@ -449,7 +454,8 @@ def super_linear(series: Series) -> Iterator[Finding]:
                        efficiency=efficiency, span=percent_span(span))  # fmt: skip
 
 
-@rule("ladder-gap", "warning", "the curve between these sizes is unknown",
+@rule("ladder-gap", "warning",
+      "two neighbouring sizes are so far apart that the curve between them is unknown",
       "measure sizes in between, so that each size is at most twice the previous "
       "one", doubts=False)  # fmt: skip
 def ladder_gap(evidence: Evidence) -> Iterator[Finding]:
@@ -479,7 +485,8 @@ def no_baseline(series: Series) -> Iterator[Finding]:
         yield fact("baseline", text, size, size=size)
 
 
-@rule("break", "warning", "one curve cannot fit both the points before the break and after it",
+@rule("break", "warning",
+      "the curve breaks at this size, so one curve cannot fit the points on both sides",
       "look for a cause at this size: a second node, a slow link, a shared file system",
       "ladders", doubts=False)  # fmt: skip
 def curve_breaks(series: Series) -> Iterator[Finding]:
@@ -508,10 +515,10 @@ def curve_breaks(series: Series) -> Iterator[Finding]:
                 if count > 1
             ]
             if over and all(grown > (1 - NOTABLE_LOSS) * count for count, grown in over):
-                kind, (count, grown), in_node = "node-shares", over[-1], text
+                kind, (count, grown), within_one_node = "node-shares", over[-1], text
                 text = (
-                    f"{in_node}, but {count} nodes give {ratio(grown)} times the throughput of one "
-                    "node"
+                    f"{within_one_node}, but {count} nodes give {ratio(grown)} times the "
+                    "throughput of one node"
                 )
                 action = "check the input first: each node brings its own workers, cores and disks"
                 values |= {"nodes": count, "grown": grown}
@@ -549,9 +556,9 @@ def _rate_between(left: Point, right: Point, size: int) -> float:
     return between((left.world_size, right.world_size), (left.rate, right.rate), size)
 
 
-@rule("published-ratio", "error", "the stated and the computed number cannot both be true",
-      "find out which number the source measured, and correct the other one in the "
-      "table", "ladders")  # fmt: skip
+@rule("published-ratio", "error",
+      "the stated ratio and the ratio computed from the table differ, so one of them is wrong",
+      "find out which of the two numbers is right, and correct the table", "ladders")  # fmt: skip
 def published_ratio(series: Series) -> Iterator[Finding]:
     """A table's column of speed-up or efficiency contradicts its values."""
     speedups, efficiencies = (_column(series, names) for names in (SPEEDUPS, EFFICIENCIES))
@@ -564,8 +571,11 @@ def published_ratio(series: Series) -> Iterator[Finding]:
             computed = ratios[name == "efficiency"]
             own = column.get(size, computed) / column.get(base, 1.0)
             if size in column and abs(own / computed - 1) > ROUNDED:
-                text = (f"the stated {name} relative to world size {base} is {ratio(own)}, but the "
-                        f"table's values give {ratio(computed)}")  # fmt: skip
+                stated_ratio, computed_ratio = ratio(own), ratio(computed)
+                text = (
+                    f"the stated {name} relative to world size {base} is {stated_ratio}, but the "
+                    f"table's values give {computed_ratio}"
+                )  # fmt: skip
                 yield fact("published-ratio", text, size, ratio=name,
                            published=own, computed=computed, baseline=base)  # fmt: skip
 
@@ -614,7 +624,7 @@ def epoch_against_run(evidence: Evidence) -> Iterator[Finding]:
 
 
 @rule("impossible-line", "error",
-      "a number in this line of the table is wrong, or does not mean what its column says",
+      "a line of the table has a wrong number, or a number that belongs in another column",
       "correct the line in the table, then import the table again")  # fmt: skip
 def impossible_lines(evidence: Evidence) -> Iterator[Finding]:
     """A line of a table counts nodes as ranks, has more nodes than ranks, or too large a batch."""
@@ -668,7 +678,8 @@ def accuracy_falls(series: Series) -> Iterator[Finding]:
 @rule(
     "accuracy-open",
     "note",
-    "other seeds may change the accuracy as much, so this does not show that more ranks learn less",
+    "the accuracy may differ as much between seeds, so the results do not show that more ranks "
+    "learn less",
     "train each size with three seeds or more: set seed = [0, 1, 2] in the campaign",
     "series",
 )

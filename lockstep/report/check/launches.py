@@ -70,8 +70,9 @@ USUAL = {"accumulation": 1, "no_sync": True}
 @rule(
     "mixed-provenance",
     "error",
-    "this difference between launches may change the speed, so reports leave these launches out",
-    "report these launches separately, or measure all with one image on one kind of node",
+    "launches differ in a way that may change the speed, so reports leave the differing launches "
+    "out",
+    "report the differing launches separately, or measure all with one image on one kind of node",
 )
 def mixed_provenance(evidence: Evidence) -> Iterator[Finding]:
     """Launches differ in torch, CUDA, NCCL, driver, image or device."""
@@ -83,7 +84,7 @@ def mixed_provenance(evidence: Evidence) -> Iterator[Finding]:
 @rule(
     "mixed-cases",
     "error",
-    "the case means different work in these launches, so one curve would mix them",
+    "the case means different work in different launches, so one curve would mix unequal work",
     "run lockstep report on each campaign separately; a common report leaves these cases out",
 )
 def mixed_cases(evidence: Evidence) -> Iterator[Finding]:
@@ -145,7 +146,7 @@ def _crowded(evidence: Evidence, *, is_training: bool) -> Iterator[Finding]:
 
 
 @rule("unequal-ranks", "error",
-      "ranks with different numbers of threads cannot share a curve, so there is no efficiency",
+      "ranks with different numbers of threads cannot share a curve, so no efficiency is computed",
       "measure every size with the same --threads-per-rank, or compare folders (lockstep compare)",
       "series")  # fmt: skip
 def unequal_ranks(series: Series) -> Iterator[Finding]:
@@ -210,7 +211,8 @@ def duplicates(evidence: Evidence) -> Iterator[Finding]:
 
 
 @rule("unit", "error",
-      "no machine varies this much, so one of the values is wrong, and so are ratios made from it",
+      "two values differ more than any machine varies, so one of them is wrong, and so are ratios "
+      "computed from it",
       "check the units of both values, then import or measure the wrong value again")  # fmt: skip
 def other_unit(evidence: Evidence) -> Iterator[Finding]:
     """Launches of one point, or ranks of two sizes, differ by a factor of 100 or more."""
@@ -241,7 +243,7 @@ def _extremes(point: Point) -> tuple[str, str, float]:
 @rule(
     "launches-apart",
     "warning",
-    "the median of launches that differ so much says little",
+    "the launches of a point differ by more than a quarter, so their median says little",
     "find out what differs between the launches, then measure the point again",
     "points",
 )
@@ -271,8 +273,9 @@ def shared_gpu(launch: Launch) -> Iterator[Finding]:
             yield fact("shared-gpu", text, host=host, gpu=gpu, ranks=ranks)
 
 
-@rule("too-few-steps", "warning", "with so few steps, one slow step changes the result",
-      "increase rounds, or set a larger size than smoke, which is for trials, in the campaign file",
+@rule("too-few-steps", "warning",
+      "a launch times so few steps that one slow step changes the result",
+      "in the campaign file, increase rounds, or set a larger size than smoke, which is for trials",
       "measured", doubts=False)  # fmt: skip
 def too_few_steps(series: Series) -> Iterator[Finding]:
     """A launch times fewer than ten steps."""
@@ -289,7 +292,8 @@ def too_few_steps(series: Series) -> Iterator[Finding]:
         yield fact("few-steps", text, *few, steps=steps_of_few, fewest=FEWEST_STEPS)
 
 
-@rule("unfinished-launch", "error", "the missing cases may be the slow ones",
+@rule("unfinished-launch", "error",
+      "a launch ended early, and the missing cases may be the slow cases",
       "start the launch again; the launch continues where it stopped")  # fmt: skip
 def unfinished_launches(evidence: Evidence) -> Iterator[Finding]:
     """A launch ended before all of its cases were measured, skipped or failed."""
@@ -339,7 +343,8 @@ def journal_contradicts(launch: Launch) -> Iterator[Finding]:
                    result=result, journal=journal)  # fmt: skip
 
 
-@rule("unreadable-launch", "error", "unreadable results are left out of all numbers",
+@rule("unreadable-launch", "error",
+      "a file of results cannot be read, so all numbers leave these results out",
       "restore the unreadable file, or measure the launch again")  # fmt: skip
 def unreadable_launches(evidence: Evidence) -> Iterator[Finding]:
     """A launch of the campaign or a case of a launch cannot be read."""
@@ -383,7 +388,8 @@ def missing_cases(evidence: Evidence) -> Iterator[Finding]:
 
 @rule("dropped-launch", "warning",
       "launches that were dropped after the first results may have had bad results",
-      "restore the earlier repeats and world sizes in the campaign and run it again")  # fmt: skip
+      "in the campaign file, restore the earlier repeats and world sizes; then run the campaign "
+      "again")  # fmt: skip
 def dropped_launches(evidence: Evidence) -> Iterator[Finding]:
     """A launch was planned, and dropped by fewer repeats or world sizes once others had results."""
     for gap in evidence.gaps:
@@ -426,8 +432,9 @@ def _again(results: Results, name: str, action: str) -> tuple[str, str]:
 
 
 @rule("precision-fell-back", "error",
-      "the label names a precision that this hardware does not have",
-      "leave the case out, or measure on hardware that has this precision", "points")  # fmt: skip
+      "the name of the case has a precision that this hardware does not support",
+      "leave the case out, or measure on hardware that supports this "
+      "precision", "points")  # fmt: skip
 def precision_fallback(_series: Series, point: Point) -> Iterator[Finding]:
     """A case was computed in another precision than requested."""
     row = point.rows[0]
@@ -443,7 +450,7 @@ def precision_fallback(_series: Series, point: Point) -> Iterator[Finding]:
 
 
 @rule("other-samples", "error",
-      "the throughput is computed from the stated samples, so it is wrong by the same factor",
+      "the stated number of samples is wrong, so the throughput is wrong by the same factor",
       "pass the number of samples of one rank as samples=N, and measure again; len() of a pair of "
       "tensors is 2, not the number of samples", "points")  # fmt: skip
 def other_samples(_series: Series, point: Point) -> Iterator[Finding]:
@@ -456,8 +463,8 @@ def other_samples(_series: Series, point: Point) -> Iterator[Finding]:
 @rule(
     "duplicate-buckets",
     "warning",
-    "these settings do the same work, so any difference between them is noise",
-    "keep one of these settings, or choose buckets smaller than the model's gradients",
+    "two values of bucket_cap_mb do the same work, so any difference between them is noise",
+    "keep one of these values, or choose buckets smaller than the model's gradients",
     doubts=False,
 )
 def same_buckets(evidence: Evidence) -> Iterator[Finding]:
@@ -535,8 +542,8 @@ def _losses(rows: list[Row]) -> tuple[float, float] | None:
     return first, last
 
 
-@rule(FLAGGED, "warning", "a flagged point is not valid evidence for a proposal",
-      "remove the cause, then measure the point again", "points")  # fmt: skip
+@rule(FLAGGED, "warning", "a point with a flag is not valid evidence for a compute-time proposal",
+      "remove the cause of the flag, then measure the point again", "points")  # fmt: skip
 def flagged_points(_series: Series, point: Point) -> Iterator[Finding]:
     """A result has a flag that no other rule covers."""
     for flag in point.flags:
@@ -593,9 +600,8 @@ def alone_longer(entry: Entry) -> Iterator[Finding]:
         yield fact("alone-longer", text, alone_s=alone_s, step_s=step_s)
 
 
-@rule("launch-disagrees", "error", "a case and its launch contradict each other",
-      "find out whether the case or the launch is right, and measure the other one "
-      "again")  # fmt: skip
+@rule("launch-disagrees", "error", "a case and its launch record different values of the same fact",
+      "find out which of the two records is right, and measure the launch again")  # fmt: skip
 def launch_disagrees(evidence: Evidence) -> Iterator[Finding]:
     """A case names another world size or number of hosts than its launch."""
     hosts = {launch.name: launch.named_hosts for launch in evidence.launches}
@@ -629,7 +635,7 @@ def launch_disagrees(evidence: Evidence) -> Iterator[Finding]:
 @rule(
     "cold-start",
     "warning",
-    "the mean and the cost include work that happens only once, such as start-up",
+    "the first round includes start-up work, which raises the mean time and the cost",
     "measure more warm-up rounds: increase warmup_rounds in the campaign",
     doubts=False,
 )
@@ -642,7 +648,10 @@ def cold_start(evidence: Evidence) -> Iterator[Finding]:
         is_long = sum(map(len, rounds)) >= FEWEST_ROUNDS and min(map(len, rounds)) > 1
         if is_long and all(first > COLD * max(others) for first, *others in rounds):
             factor = median(first / median(others) for first, *others in rounds)
-            text = f"the first round takes {factor:.1f} times as long as the others in every launch"
+            text = (
+                f"in every launch, the first round takes {factor:.1f} times as long as the other "
+                "rounds"
+            )
             yield Finding("cold-start", text, values={"factor": factor}, cases=(case,),
                           world_sizes=(size,))  # fmt: skip
 
@@ -650,9 +659,9 @@ def cold_start(evidence: Evidence) -> Iterator[Finding]:
 @rule(
     "identical-work",
     "warning",
-    "the settings of the two cases do not explain the difference",
+    "two cases do identical work, so their settings do not explain the difference in time",
     "measure more warm-up rounds, and ignore differences between cases that are smaller than this "
-    "one",
+    "difference",
     doubts=False,
 )
 def identical_work(evidence: Evidence) -> Iterator[Finding]:

@@ -39,7 +39,7 @@ def _below(path: str, names: str) -> tuple[str, ...]:
 
 # Reason why facts are not compared here -> these facts.
 MAY_DIFFER: dict[str, tuple[str, ...]] = {
-    "not compared here, since other parts of lockstep check compare these facts": (
+    "facts that lockstep check compares in separate rules": (
         "world_size", "num_nodes", "rounds", "expected", "failed", "complete", "in_flight",
         "left_behind", "sessions", "started",
         *(f"provenance.{name}" for name in (*POOLING_FACTS, "hostname", "threads_per_rank")),
@@ -53,7 +53,7 @@ MAY_DIFFER: dict[str, tuple[str, ...]] = {
         *_below(TELEMETRY, " ".join(CLOCKS)),
         *_below(TELEMETRY, "gpu_utilisation clocks_held_back throttled_s"),
     ),
-    "these facts identify one launch or one process": (
+    "facts that identify one launch or one process": (
         *("launch", "campaign", "repeat", "part", "skipped", "provenance.command"),
         *_below(RANKS, "rank local_rank pid device clock_offset_s"),
         *_below("provenance.slurm", "SLURM_JOB_ID SLURM_JOB_NAME SLURM_JOB_NODELIST SLURM_NNODES "
@@ -61,32 +61,32 @@ MAY_DIFFER: dict[str, tuple[str, ...]] = {
         *_below("provenance.environment", "NCCL_COMM_ID NCCL_HOSTID"),
         f"{DETAILS}.command.line", *_below("case.training", "checkpoints steps_file"),
     ),
-    "each launch gets its own values of these facts, because order and seed should vary": (
+    "order and seed, which should differ between launches": (
         *("order_seed", "provenance.seed", f"{DETAILS}.order_seed"),
         *_below("case", "position training.seed factors.seed"),
     ),
-    "these facts describe the file format": ("schema", "case.schema"),
+    "facts that describe the file format": ("schema", "case.schema"),
     # Options of a session; the record of a case has the settings of the measurement.
-    "each case records the relevant part of these facts, and that part is compared instead": (
+    "options of a session: the settings recorded in each case are compared instead": (
         "measured_with", "studies", "provenance.dropped_environment",
         *_below(DETAILS, "ignored command.over command.metrics input"),
     ),
-    "the image's digest is compared instead of its path": ("provenance.image_path",),
-    "these facts do not affect the timing": _below("provenance", "pytest pytest_benchmark"),
-    "each job numbers its devices from 0, so equal numbers may be different devices": (
+    "path of the image: the digest of the image is compared instead": ("provenance.image_path",),
+    "facts that do not affect the timing": _below("provenance", "pytest pytest_benchmark"),
+    "numbers of devices: each job counts from 0, so equal numbers may be different devices": (
         "provenance.environment.CUDA_VISIBLE_DEVICES",
     ),
-    "a processor's clock depends on the number of busy cores": (
+    "clock of a processor, which depends on the number of busy cores": (
         f"{TELEMETRY}.cpu_frequency_mhz",
     ),
-    "these facts depend on the placement of ranks": _below(
+    "facts that depend on the placement of ranks": _below(
         "provenance.transport", "adapters transports links"
     ),
-    "these facts follow from DDP's settings and the order in which gradients are ready": (
+    "facts that follow from DDP's settings and the order in which gradients are ready": (
         f"{DETAILS}.bucket_bytes",
     ),
-    "these facts depend on the global batch": _below("case.training", "lr samples_per_epoch"),
-    "these facts are results of the measurement": (
+    "facts that depend on the global batch": _below("case.training", "lr samples_per_epoch"),
+    "facts that are results of the measurement": (
         *_below("case", "peak_memory_bytes peak_reserved_bytes training.rows "
                 "training.best_accuracy training.time_to_target_s"),
         *_below(DETAILS, "algbw_gb_per_s busbw_gb_per_s bucket_lead_s first_reduce_s loader_idle "
@@ -112,7 +112,7 @@ def _is_same(one: Any, other: Any) -> bool:
     return one is other or (one == other and str(one) == str(other))
 
 
-@rule("circumstances", "warning", "this difference between launches may change the speed",
+@rule("circumstances", "warning", "a fact that may change the speed differs between launches",
       "measure all sizes in one campaign, on the same hosts, with one commit")  # fmt: skip
 def circumstances(evidence: Evidence) -> Iterator[Finding]:
     """A recorded fact differs at a size or in a launch: host, date, commit, setting, clock.
@@ -303,7 +303,7 @@ def idle_devices(series: Series) -> Iterator[Finding]:
 @rule(
     "several-settings",
     "note",
-    "each setting is a series of its own, with its own baseline",
+    "launches with another setting form a separate series, with its own baseline",
     "compare the settings at one size, or measure all launches with one setting",
     "measured",
 )
@@ -339,7 +339,9 @@ def _job(launch: Launch) -> Any:
     return (launch.provenance.get("slurm") or {}).get("SLURM_JOB_ID")
 
 
-@rule("not-in-turn", "warning", "a drift of the machine would look like scaling",
+@rule("not-in-turn", "warning",
+      "the sizes were not measured in turn, so a drift of the machine's speed would look like "
+      "scaling",
       "measure all sizes once before the next repeat begins, as lockstep run does")  # fmt: skip
 def not_in_turn(evidence: Evidence) -> Iterator[Finding]:
     """Nearly all launches of a size ran before, or after, those of the smallest size.
@@ -361,6 +363,9 @@ def not_in_turn(evidence: Evidence) -> Iterator[Finding]:
         if len(pairs) > max(len(times[base]), len(times[size])) and abs(lead(pairs)) > MOST_APART:
             sizes.append(size)
     if sizes:
-        text = (f"the launches at world size {base} were not interleaved with those at world "
-                f"size {joined(sizes)}: nearly all ran earlier, or nearly all later")  # fmt: skip
+        other_sizes = joined(sizes)
+        text = (
+            f"the launches at world size {base} were not interleaved with the launches at world "
+            f"size {other_sizes}, but nearly all ran earlier or nearly all later"
+        )  # fmt: skip
         yield fact("not-in-turn", text, *sizes, sizes=sizes, base=base)

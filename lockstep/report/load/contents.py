@@ -153,9 +153,10 @@ def json_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Lockstep case record, version 1",
         "description": (
-            "This is the block under extra_info.lockstep of each benchmark in a pytest-benchmark "
-            "JSON file. $defs/launch is the block under the file's own key lockstep. Unknown keys "
-            "are allowed and kept. Older files may lack keys that are not required."
+            "A case record is the block under extra_info.lockstep of each benchmark in a "
+            "pytest-benchmark JSON file. $defs/launch is the block under the file's own key "
+            "lockstep. Unknown keys are allowed and kept. Older files may lack keys that are not "
+            "required."
         ),
         "type": "object",
         "required": derived["required"] + case["required"],

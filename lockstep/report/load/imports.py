@@ -171,8 +171,10 @@ def _split_experiments(imported: Imported) -> None:
             parts.setdefault(own, {**table, "rows": []})["rows"].append({**line, "case": own})
         imported.tables |= parts
         if len(parts) > 1:
+            split_tables = listed(parts)
             imported.facts.append(
-                f"table {name} is split by experiment into tables {listed(parts)}"
+                f"table {name} has several values at one size, so it is split into the tables "
+                f"{split_tables}"
             )
 
 
@@ -209,8 +211,8 @@ def _read_plain(path: Path, table: table_cells.Table, imported: Imported) -> Non
             unknown.add(scaling)
             allowed = ", ".join(SCALINGS)
             imported.warnings.append(
-                f"{path.name} line {number}: scaling {scaling!r} is taken as unknown, because it "
-                f"must begin with one of {allowed}"
+                f"{path.name} line {number}: scaling {scaling!r} is read as unknown scaling; begin "
+                f"this cell with one of {allowed}"
             )
 
 

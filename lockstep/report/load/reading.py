@@ -241,9 +241,14 @@ def _checked_case(block: Any, where: str) -> CaseRecord:
     check_value(Details, case.factors, where)
     details = check_value(Details, case.details, where)
     alone = details.rank_alone_s or []
-    for timed, ranks in (("rounds", case.rank_round_s), ("steps alone", alone)):
+    for rounds_or_steps, ranks in (
+        ("rounds", case.rank_round_s),
+        ("steps without communication", alone),
+    ):
         if len({len(times) for times in ranks}) > 1:
-            raise ValueError(f"{where}: the ranks timed unequal numbers of {timed}; measure again")
+            raise ValueError(
+                f"{where}: the ranks timed unequal numbers of {rounds_or_steps}; measure again"
+            )
     variants: list[list[list[float]]] = [
         *(details.rank_variant_s or {}).values(),
         *(details.rank_phase_s or {}).values(),
@@ -253,8 +258,8 @@ def _checked_case(block: Any, where: str) -> CaseRecord:
     allowed = {case.world_size, len(case.rank_round_s)}
     if len(shapes) > 1 or any(len(ranks) not in allowed for ranks in variants):
         raise ValueError(
-            f"{where}: the variants of the step were not timed equally often, or not on "
-            "equally many ranks; measure again"
+            f"{where}: some variants of the step were timed less often, or on fewer ranks, than "
+            "others; measure again"
         )
     return case
 

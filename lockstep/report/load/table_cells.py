@@ -144,7 +144,8 @@ def part(text: str) -> Whose:
     }
     if len(kinds) > 1:
         raise ValueError(
-            f"{text!r} says both per device and per node; write the value of all ranks instead"
+            f"the text {text!r} names both one device and one node; write the value of all ranks "
+            "instead"
         )
     return next(iter(kinds), "")
 
@@ -485,10 +486,15 @@ def _refuse_open(table: Table, columns: Sequence[Column]) -> None:
     names = {column.name for column in columns}
     values = [column for column in columns if column.metric is not None]
     heads = {column.heading: column.heading for column in columns}
-    rates = "'throughput (samples/s)' for all ranks, or 'throughput (samples/s/GPU)' for one GPU"
+    rate_headings = (
+        "'throughput (samples/s)' for all ranks, or 'throughput (samples/s/GPU)' for one GPU"
+    )
     needed = []
     if not values:
-        needed = [f"no column has values; name a column {rates}, or 'step time (ms)'"]
+        needed = [
+            f"no column has measured values; rename one column to {rate_headings}, or to 'step "
+            "time (ms)'"
+        ]
     others = [column.heading for column in columns if column.name == column.heading]
     if not values and others:
         heads[others[0]] = "throughput (samples/s)"
@@ -514,7 +520,7 @@ def _refuse_open(table: Table, columns: Sequence[Column]) -> None:
                 cell = column.cells[0]
                 needed.append(f"column {heading!r}: {cell!r} may be mm:ss or h:mm; write h:mm:ss")
         elif not (column.metric or "metric" in names) or not (column.unit or "unit" in names):
-            name = f"'{heading} (s)'" if is_time else rates
+            name = f"'{heading} (s)'" if is_time else rate_headings
             needed.append(f"column {heading!r} has no unit; rename the column to {name}")
             heads[heading] = f"{heading} (s)" if is_time else "throughput (samples/s)"
     if needed:

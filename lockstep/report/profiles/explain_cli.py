@@ -138,8 +138,8 @@ def _differences(first: Phases, second: Phases) -> list[str]:
                 f"{number((after - before) * MILLI):>8} ms  {change}"
             )
     end = (
-        "Two profiles give no interval of the change; to get an interval, measure both versions "
-        "and run lockstep compare."
+        "Two profiles give no interval for the change in time; to get an interval, measure both "
+        "versions and run lockstep compare."
     )
     return [*lines, end]
 

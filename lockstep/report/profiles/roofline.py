@@ -68,9 +68,9 @@ def roofline(profile: Profile, device_name: str | None = None) -> Roofline:
     places = [place for place in found if place]
     if not places:
         raise ValueError(
-            f"No roofline: no kernel of {file} has counts of device memory bytes and of FLOP in a "
-            "precision with a known peak; record with ncu --set full, and export with "
-            "--page raw."
+            f"No roofline: no kernel of {file} has both a count of device memory bytes and a count "
+            "of FLOP in a precision with a known peak; record with ncu --set full, and export "
+            "with --page raw."
         )
     note = f"Sources of the peaks: {device.source}; {device.board_source}."
     if missing := len(found) - len(places):

@@ -70,14 +70,16 @@ def verdict(columns: Sequence[Titled]) -> list[str]:
             f"Little time is lost: {kept} % of a step of {ms(each.step_s)} is compute ({profile})."
         ]
     kind, todo = BOUNDS[name]
-    loss = f"{kind.capitalize()}-bound" if share >= BOUND else f"Most time is lost to {kind}"
+    bottleneck = f"Most time is lost to {kind}"
+    if share >= BOUND:
+        bottleneck = f"{kind.capitalize()}-bound"
     steps, phase = counted(each.num_steps, "step"), ROWS[name]
     trust = (
-        f"the numbers are of {steps} that the profiler slowed, and have no interval; "
-        "lockstep.explain gives an interval"
+        f"the profiler slowed these {steps}, and the numbers have no interval; lockstep.explain "
+        "gives an interval"
     )
     return [
-        f"{loss}: {percent(share)} % of a step of {ms(each.step_s)} is {phase} ({profile}).",
+        f"{bottleneck}: {percent(share)} % of a step of {ms(each.step_s)} is {phase} ({profile}).",
         f"next      {todo}",
         f"trust     {trust}",
     ]

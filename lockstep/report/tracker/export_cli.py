@@ -32,9 +32,9 @@ def export() -> None:
 def mlflow(folder: Path, to: str | None) -> int:
     """Write the runs of FOLDER into MLflow.
 
-    A campaign becomes an experiment; each launch and each training run becomes a run. A second
-    export adds only new results. The server's token is read from LOCKSTEP_TRACKER_KEY, or from
-    MLflow's own variables.
+    A campaign becomes an MLflow experiment; each launch and each training run becomes a run. A
+    second export adds only new results. The server's token is read from LOCKSTEP_TRACKER_KEY, or
+    from MLflow's own variables.
 
     \b
     Examples:
@@ -61,7 +61,8 @@ def http(folder: Path, to: str) -> int:
 def again(folder: Path) -> int:
     """Send missing results to the tracker of FOLDER, after an outage or while jobs run.
 
-    The tracker is that of the table [tracker] in the site file, or else the tracker used before.
+    Results go to the tracker in the table [tracker] of the site file, or else to the tracker used
+    before.
 
     \b
     Example:

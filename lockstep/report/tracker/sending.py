@@ -224,7 +224,7 @@ SENTENCES: dict[Kind, str] = {
     "refused": "the tracker {uri} rejected {refused} ({why})",
     "busy": "nothing was sent to the tracker {uri} now: {why}",
     "unwritable": (
-        "nothing was sent to the tracker {uri}, because its confirmations cannot be "
+        "nothing was sent to the tracker {uri}, because the tracker's answers cannot be "
         "written to disk ({why})"
     ),
     "unreadable": "nothing was sent to the tracker {uri}: {why}",
@@ -240,7 +240,7 @@ def lines(sent: Sent, folder: Path) -> list[str]:
         if sent.num_new:
             metrics = counted(sent.num_metrics, "metric")
             num_files = counted(sent.num_artifacts, "file")
-            new = f"{sent.num_new} new or changed ({metrics} and {num_files} sent)"
+            new = f"new or changed runs: {sent.num_new} ({metrics} and {num_files} sent)"
         end = f"Tracker {sent.uri} has {counted(sent.num_runs, 'run')}; {new}."
     else:
         refused = counted(sent.num_refused, "run") if sent.num_refused else "the results"

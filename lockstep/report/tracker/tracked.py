@@ -150,8 +150,8 @@ def _route(text: str, info: ValidationInfo) -> str:
     is_known = set(names) <= {"experiment", "id"} and ("id" in names) == (info.field_name != "run")
     if not text.startswith("/") or not is_known or set("{} ?#") & set(re.sub(r"\{.*?\}", "", text)):
         raise ValueError(
-            "a route must begin with / and may contain {experiment}; every route except run must "
-            "contain {id}"
+            "a path in the table routes must begin with / and may contain {experiment}; every path "
+            "except run must contain {id}"
         )
     return text
 
@@ -172,8 +172,8 @@ class Tracker(inputs.Table):
         "kind of tracker: MLflow, or a plain HTTP interface", "mlflow"
     )
     uri: Annotated[str, AfterValidator(_address)] | None = inputs.key(
-        "address of the tracker, sqlite:///PATH or that of a server; by default "
-        f"{DATABASE} beside the results folder"
+        f"address of the tracker: sqlite:///PATH, or http://SERVER; by default {DATABASE} beside "
+        "the results folder"
     )
     key_variable: str = inputs.key(
         "name of the environment variable with the server's key, if there is a key",

@@ -12,7 +12,7 @@ from lockstep.report.load.recorded import KEY as RECORDED
 from lockstep.report.load.results import Results, Row
 
 NOT_RECORDED = (
-    "Basis: it is not recorded which data a step read, so the numbers may be an upper bound."
+    "Basis: the results do not record which data a step read, so the numbers may be an upper bound."
 )
 BOUND = (
     "Throughput and efficiency are an upper bound for production, which also reads and decodes "
@@ -40,17 +40,17 @@ def timing(results: Results, points: Sequence[Point]) -> list[str]:
     warm = f" Warm-up is not timed (rounds: {warm_up_rounds})." if is_warm else ""
     is_ordered = results.campaign.get("launches") and launches != "1"
     order = " The launches of all sizes ran in random order." if is_ordered else ""
-    of_round, of_case = f"{steps} {_noun(steps, 'step')}", f"{rounds} {_noun(rounds, 'round')}"
-    of_point = f"{launches} {_noun(launches, 'launch')}"
+    num_steps, num_rounds = f"{steps} {_noun(steps, 'step')}", f"{rounds} {_noun(rounds, 'round')}"
+    num_launches = f"{launches} {_noun(launches, 'launch')}"
     return [
         f"Lockstep {version} measured with timers around the main loop and a monotonic clock. A "
-        f"round follows an untimed barrier. It has {of_round} without synchronisation with the "
+        f"round follows an untimed barrier. It has {num_steps} without synchronisation with the "
         "host, and ends with one device synchronisation. Each rank keeps its own time, and a round "
         "lasts as long as its slowest rank. Start-up, data generation and checks are not timed."
         f"{warm}",
-        f"A launch is a new process group and times {of_case} of each case. A point has "
-        f"{of_point}.{order} A step time is the median over the rounds of a launch, and then the "
-        "median over launches.",
+        f"A launch is a new process group and times {num_rounds} of each case. A point has "
+        f"{num_launches}.{order} A step time is the median over the rounds of a launch, and then "
+        "the median over launches.",
     ]
 
 

@@ -80,7 +80,8 @@ def rate_headlines(series: Sequence[Series], threshold: float) -> list[dict[str,
         if ladder.is_blocked:
             kind, text = "blocked", BLOCKED
         fewest = min(point.num_launches for point in ladder.points)
-        trust = f"trust: each value has at least {counted(fewest, 'launch')}"
+        launches = counted(fewest, "launch")
+        trust = f"trust: each value has at least {launches}"
         made.append(entry(f"Scaling over {factor}", ladder.label, kind, text, trust))
     return made
 
@@ -244,16 +245,22 @@ PLACES = {
 # Factors of the study that are no options of a DataLoader.
 NOT_OPTIONS = ("dataset", "cache")
 LOADER_VERDICTS: dict[Loading, str] = {
-    "keeps-up": "The loader keeps up: {percent} % of a step waits for the loader with {setting}.",
-    "waits": "Input-bound: the loader is too slow; at best {percent} % of a step waits for the "
-    "loader with {setting}.",
-    "open": "It is not shown whether the loader keeps up; at best {percent} % of a step waits for "
-    "the loader with {setting}.",
+    "keeps-up": (
+        "The loader keeps up: with {setting}, a step waits for the loader for {percent} % of its "
+        "time."
+    ),
+    "waits": (
+        "Input-bound: the loader is too slow. At best, with {setting}, a step waits for the loader "
+        "for {percent} % of its time."
+    ),
+    "open": (
+        "It is not shown whether the loader keeps up. At best, with {setting}, a step waits for "
+        "the loader for {percent} % of its time."
+    ),
 }
 # What to do next; if the loader keeps up, use its best setting.
 LOADER_NEXT = {
-    "waits": "use more cores and workers per rank, cheaper decoding, or data stored already "
-    "decoded",
+    "waits": "use more cores and workers per rank, use a faster decoder, or store the data decoded",
     "open": "measure more launches: lockstep run --name loader --studies loader --repeats 5",
 }
 

@@ -128,7 +128,9 @@ def sentence(series: Series, learned: Learned) -> str:
         text += f", {percent_of(learned.target)} after {number(learned.reached_s.value)} s"
     if point.blocked_by:
         rules = ", ".join(point.blocked_by)
-        text += f". There is no verdict on the speed, because lockstep check found {rules}"
+        text += (
+            f". There is no verdict on the speed, because lockstep check found an error ({rules})"
+        )
     elif point is not base:
         text += f"; {ratio(point.speedup)}\u00d7 the rate of {counted(base.world_size, 'rank')}"
         text += f" ({percent(point.parallel_efficiency)} %)"

@@ -177,5 +177,8 @@ def slow_advice(slowest: Slowest) -> str:
     """Return what to do about a slow host or rank."""
     advice = ADVICE["imbalance"]
     if slowest.is_elsewhere and slowest.host:
-        advice = f"measure without this host (sbatch --exclude={slowest.host}), and have it checked"
+        advice = (
+            f"measure without this host (sbatch --exclude={slowest.host}), and have the host "
+            "checked"
+        )
     return f"{slow_text(slowest)}: {advice}."
