@@ -340,7 +340,7 @@ def rule(comparison: Comparison) -> list[str]:
     corrected = f", corrected for {tested} points" if tested > 1 else ""
     low, high = 1 / (1 + comparison.margin), 1 + comparison.margin
     text = (
-        f"Confidence level of the intervals: {level:.3g} %{corrected}; this judgement uses "
+        f"Confidence level of the intervals: {level:.3g} %{corrected}; this look uses "
         f"{share:.3g} % of the {100 * (1 - CONFIDENCE):g} % risk of a false claim. A point is the "
         f"same if its interval lies within {low:.3f} to {high:.3f}. A point is faster or slower if "
         "its interval goes beyond this range and excludes 1."
