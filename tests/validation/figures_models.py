@@ -21,7 +21,7 @@ LARGEST = "Oneflow-Inc/DLPerf"
 HEADER = (
     "| predicted size | predictions | median error | worst error | `level`: median error "
     "| `level`: worst error | 90 % intervals that contain the truth "
-    "| median ends of these intervals |",
+    "| median lower and upper end of these intervals |",
     "|---|---|---|---|---|---|---|---|",
 )
 
