@@ -21,7 +21,7 @@ LARGEST = "Oneflow-Inc/DLPerf"
 HEADER = (
     "| predicted size | predictions | median error | worst error | `level`: median error "
     "| `level`: worst error | 90 % intervals that contain the truth "
-    "| median ends of these intervals |",
+    "| median lower and upper end of these intervals |",
     "|---|---|---|---|---|---|---|---|",
 )
 
@@ -33,7 +33,7 @@ def table() -> list[str]:
     rows = {
         "the last size, from \u2265 4 smaller sizes": [c for c in last if len(c.known.sizes) > 3],
         "the last size, from \u2265 3 smaller sizes": last,
-        "any size up to twice the largest of \u2265 3": answered,
+        "any size up to twice the largest of \u2265 3 measured sizes": answered,
     }
     return [*HEADER, *(line for name, own in rows.items() for line in _rows(name, own))]
 
