@@ -24,7 +24,7 @@ GROUPS = {
         "run": ("campaign.run_cli", "Measure a campaign; see also run train, run verify and run "
                                     "data."),
         "diagnose": ("campaign.run_cli",
-            "Answer one question about scaling, in about five minutes."),
+            "Look for one cause of poor scaling in five minutes: loader, nodes ..."),
     },
     "Before measuring": {
         "doctor": ("before.doctor.doctor_cli",

@@ -170,7 +170,7 @@ def diagnose(
     replace: bool,
     dry_run: bool,
 ) -> int:
-    """Answer QUESTION in about five minutes: measure a small campaign and print a card.
+    """Look for one cause of poor scaling in five minutes: a small campaign and its card.
 
     No launch starts if it would probably end after five minutes; a running launch goes on.
 

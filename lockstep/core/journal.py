@@ -245,8 +245,8 @@ def _current_of(path: Path) -> list[dict[str, Any]]:
                 noun = "an object" if needed is dict else "a list" if needed is list else "a text"
                 value = str(entry.get(name))[:80]
                 raise ValueError(
-                    f"{path}: {name} is {value!r} in a line of kind {kind}, but must be {noun}; "
-                    f"{_RESTORE}"
+                    f"{path} is damaged: in a line of kind {kind}, `{name}` is {value!r}, not "
+                    f"{noun}; {_RESTORE}"
                 )
         if kind == "launch" and not files.are_texts(entry["expected"]):
             raise ValueError(

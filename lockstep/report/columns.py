@@ -235,8 +235,8 @@ OF_TRAININGS = {
     "num_seeds": Column(
         "count", "number of different seeds, over which accuracies are averaged",
         _learned(lambda learned: learned.num_seeds)),
-    "epoch_s": _with_interval("s", "median training time of an epoch, without validation; in "
-        "studies that do not train, samples of the data set / throughput", _epoch),
+    "epoch_s": _with_interval("s", "median training time of an epoch, without validation; if "
+        "nothing is trained, number of samples of the data set divided by the throughput", _epoch),
     "validation_accuracy": _with_interval("ratio", "mean accuracy over runs, after the last epoch",
         _pooled("accuracy")),
     "best_accuracy": _with_interval("ratio", "accuracy of the best epoch of each run, averaged "

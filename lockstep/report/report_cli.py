@@ -94,7 +94,9 @@ with several values at one size, such as strategy, splits the table by its value
     help="Folder to write the pack into; by default the first PATH followed by - and the value of "
     "--proposal.",
 )
-@click.option("--work", help="TOML file of the runs you apply for; `example` is a built-in file.")
+@click.option(
+    "--work", help="TOML file of the runs you request; `example` is a built-in file to try."
+)
 @click.option("--despite", is_flag=True, help="Write the pack in spite of the printed objections.")
 @opening.accept_bundles(opening.DATA)
 @collector_paused(is_last=True)

@@ -280,7 +280,7 @@ RANK_OPTION = re.compile(r"--(node|machine|local|global)?[_-]?rank\b")
 
 
 @BATCH.rule("NODE-RANK-BATCH", "error",
-            "there the number of a node or task is always 0, and not that of each task",
+            "in the batch script itself, the numbers of node and task are 0 for every task",
             "let each task expand the variable, between the single quotes of srun bash -c '...'"
             )  # fmt: skip
 def rank_in_batch_shell(job: Job) -> Iterator[Hit]:

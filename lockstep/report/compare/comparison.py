@@ -519,7 +519,7 @@ def _doubts(
         for group in group_findings(touching):
             rule, places = group.first.rule, formats.counted(len(group.points), "point")
             fact = f"{group.facts[0]}: {group.first.why}"
-            text = f"lockstep check of {letter} warns of {rule} on {places}, such as: {fact}"
+            text = f"{letter}: lockstep check warns of {rule} on {places}; the first: {fact}"
             yield Reason("checked", text, "warning", values={"side": letter, "rule": rule})
 
 

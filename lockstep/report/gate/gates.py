@@ -284,7 +284,7 @@ def _ratio(wanted: Verdict, series: Series, point: Point, value: Value) -> Verdi
         return verdict
     text = (
         "the whole interval is above 100 % efficiency, which is more than perfect scaling; measure "
-        "the baseline and this size again in one campaign, and state the cause"
+        "the baseline and this size again in one campaign; if it stays above, publish the cause"
     )
     return verdict.doubt("above-linear", text)
 

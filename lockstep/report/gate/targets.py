@@ -47,8 +47,8 @@ class Reference(inputs.Table):
     )
     world_size: Count = Field(description="ranks")
     system: str = key(
-        "host, partition or device that the value is for, or the text in the column `system` of a "
-        "table; * matches any text, and ? matches any character",
+        "host, partition or device that the value is for, or `system` of an imported table; "
+        "* matches any text, and ? matches any character",
         "*",
     )
     value: Positive = Field(description="expected value")

@@ -71,7 +71,8 @@ def unpack(recording: Path, folder: Path) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     wrong = ValueError(
-        f"{path}: this is not a recorded campaign; write one with tests/validation/record_demo.py"
+        f"{path} is not a recorded campaign; record one by tests/validation/record_demo.py of "
+        "Lockstep's source"
     )
     unpacked = zlib.decompressobj(wbits=31)
     try:

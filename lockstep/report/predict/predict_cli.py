@@ -41,8 +41,7 @@ the series.
 @click.option("--rule", help=f"Rule for the recommended size, without --at.  [default: {RULE}]")
 @click.option(
     "--samples", type=click.FloatRange(0, min_open=True),
-    help="Samples of the whole run, from which the throughput gives the time for a deadline or "
-         "budget.",
+    help="Samples of the whole run; the rules deadline and budget divide them by the throughput.",
 )  # fmt: skip
 @click.option(
     "--level", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.9,
