@@ -144,7 +144,7 @@ def test_batches_that_hold_none_are_refused_and_used_up_ones_named(only_rank):
     loop = Loop(lambda batch: None, [], Once())
     assert loop.problem() == ""
     loop.drawing_step()()
-    with pytest.raises(RuntimeError, match="ended at step 2; give a DataLoader"):
+    with pytest.raises(RuntimeError, match="ended at step 2; pass a DataLoader"):
         loop.drawing_step()()
 
 

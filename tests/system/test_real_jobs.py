@@ -161,7 +161,7 @@ def test_why_ranks_a_waiting_job_as_slurm_does():
         (less, small), (more, large) = why(jobs[1]), why(jobs[2])
         assert (small["num_ahead"], large["num_ahead"]) == (1, 0)
         assert less < more
-        assert small["factors"] == {"size of the job": less}
-        assert large["factors"] == {"size of the job": more}
+        assert small["factors"] == {"job size": less}
+        assert large["factors"] == {"job size": more}
     finally:
         as_user("scancel", *jobs)

@@ -22,7 +22,6 @@ EXAMPLES = """\b
 Examples:
   lockstep screen                                # screen the devices of this machine
   lockstep screen --ranks 2 --device cpu --json  # in a prolog or a maintenance job
-  srun -N4 --ntasks-per-node=1 lockstep screen   # without an image
   srun -N4 --ntasks-per-node=8 --gpus-per-node=8 apptainer exec --nv pytorch.sif lockstep screen
 """
 USUAL_RANKS = 2  # on CPUs
