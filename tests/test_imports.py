@@ -268,6 +268,14 @@ def test_the_first_epoch_warms_up(tmp_path):
     assert table["rows"][0]["throughput_samples_per_s"] == pytest.approx(50.0)
 
 
+def test_times_and_throughputs_of_one_table_are_one_row_for_each_size(tmp_path):
+    time, _ = points_of(table_of(tmp_path, "GPUs,hours,samples/s\n1,12,40\n4,3.5,137\n"), tmp_path)
+    ended = commands.run(report, tmp_path / "out").stdout.split("\n\n")[0].splitlines()
+    assert {"GPU-hours", "GPU-h/1e6", "throughput", "time"} < set(ended[0].split())
+    assert [line.split()[0] for line in ended[2:]] == [str(size) for size in time.sizes]
+    assert ended[3].split()[4:] == ["14", "8.11", "137", "samples/s", "3.5", "h"]
+
+
 def test_an_import_is_not_overwritten(tmp_path):
     imported = read([DATA / "hours.csv"])
     target = write(imported, [DATA / "hours.csv"], tmp_path)

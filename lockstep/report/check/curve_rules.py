@@ -373,6 +373,16 @@ def rates_of_times(evidence: Evidence) -> dict[str, Series]:
     }  # fmt: skip
 
 
+def tables_apart(evidence: Evidence) -> list[Series]:
+    """Return the series but for tables of throughput whose values stand in the rows of times."""
+    rates = rates_of_times(evidence)
+    beside = {
+        rates[curve.case].case for curve in evidence.series
+        if curve.case in rates and set(rates[curve.case].sizes) <= set(curve.sizes)
+    }  # fmt: skip
+    return [curve for curve in evidence.series if curve.case not in beside]
+
+
 def _may_be_twins(evidence: Evidence, time: Series, rate: Series) -> bool:
     """Tell whether a table of times and one of throughput may be of the same runs."""
     is_time = [s.base.time_s is not None or s.base.step_s is not None for s in (time, rate)]

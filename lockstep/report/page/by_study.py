@@ -13,7 +13,7 @@ from typing import Any
 from lockstep.core import formats
 from lockstep.core.formats import TIME_UNITS, capital, counted, number, percent
 from lockstep.core.studies import LADDERS, OTHER, SWEEPS, TITLES
-from lockstep.report.check.curve_rules import rates_of_times
+from lockstep.report.check.curve_rules import rates_of_times, tables_apart
 from lockstep.report.check.evidence import Evidence
 from lockstep.report.compute import slow
 from lockstep.report.compute.alternatives import FactorLadder, drop_laddered, factor_ladders
@@ -103,7 +103,8 @@ def imported_panel(
     if sound := parts.sound(drawn):
         figure = curves.efficiency(origin, sound, threshold, predicted)
         figures = [figure | {"xlabel": f"{capital(sound[0].noun)}s"}]
-    beside = rates_of_times(Evidence(results, series))
+    evidence = Evidence(results, series)
+    beside = rates_of_times(evidence)
     num_drawn = len(drawn)
     note = f"The figure shows {MAX_CURVES} of the {num_drawn} tables with three sizes or more."
     return panel(
@@ -112,7 +113,7 @@ def imported_panel(
         tables=[
             _imported_table(curve, results.tables.get(curve.case, {}), threshold,
                             beside.get(curve.case))
-            for curve in series[: parts.MAX_TABLES]
+            for curve in tables_apart(evidence)[: parts.MAX_TABLES]
         ],
     )  # fmt: skip
 
@@ -135,6 +136,7 @@ def _imported_table(
     timed = "Epoch" if facts.get("metric") == "epoch_time" else "Time"
     sample = (twin or series).row.sample_unit or "samples"
     rates = {p.world_size: p.throughput_samples_per_s for p in (twin or series).points}
+    hours = {p.world_size: p.device_hours for p in twin.points} if twin else {}
     cost = "GPU-hours" if series.base.time_s else f"GPU-hours (per 10\u2076 {sample})"
     rate: tuple[str, parts.Cell] = (
         f"Throughput ({sample}/s)", lambda p: number(rates.get(p.world_size))
@@ -149,6 +151,7 @@ def _imported_table(
         (f"{timed} ({unit})", lambda p: number(None if p.time_s is None else p.time_s / per)),
         "Step time (ms)", rate, "Speed-up", "Efficiency (%)", "95 % interval (%)",
         ratio, (cost, lambda p: formats.trimmed(p.device_hours)),
+        (f"GPU-hours per 10\u2076 {sample}", lambda p: formats.trimmed(hours.get(p.world_size))),
         ("Extra GPU-hours (%)", lambda p: ratio_cell(p, percent(p.extra_device_hours))),
         (cost.replace("GPU-hours", "Cost"), lambda p: number(p.cost)), parts.FLAGS,
     )  # fmt: skip

@@ -7,7 +7,8 @@ from lockstep.core.formats import capital, counted, listed, percent, percent_spa
 from lockstep.core.metrics import NOTABLE
 from lockstep.core.studies import LADDERS, OTHER, TITLES, TRAINING
 from lockstep.report.check import checker
-from lockstep.report.check.evidence import joined
+from lockstep.report.check.curve_rules import tables_apart
+from lockstep.report.check.evidence import Evidence, joined
 from lockstep.report.columns import table
 from lockstep.report.compute import learning, slow
 from lockstep.report.compute.alternatives import drop_laddered
@@ -115,7 +116,7 @@ def _top(evaluation: Evaluation, series: Sequence[Series], threshold: float) -> 
     slowest = slow.slowest(row for row in results.split()[0] if row.origin == "measured")
     judged = verdict_card.judge(series, threshold)
     ladders = headlines(
-        drop_laddered(series), threshold,
+        drop_laddered(tables_apart(Evidence(results, list(series)))), threshold,
         lambda curve: facts.why_blocked(curve, errors, evaluation.left_out),
     )  # fmt: skip
     every = [each for own in ladders.values() for each in own]

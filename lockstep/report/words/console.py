@@ -7,7 +7,7 @@ from typing import Any
 from lockstep.core import formats
 from lockstep.core.formats import counted, in_words, number, percent, ratio
 from lockstep.core.studies import LADDERS
-from lockstep.report.check.curve_rules import rates_of_times
+from lockstep.report.check.curve_rules import rates_of_times, tables_apart
 from lockstep.report.check.evidence import Evidence
 from lockstep.report.compute.scaling import Point, Series, launches_to_show, no_interval
 from lockstep.report.load.results import Results
@@ -29,11 +29,11 @@ def console_table(
     """
     columns = width or min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
     lines = []
-    if shown := _shown(series):
+    if shown := _shown(tables_apart(Evidence(results, list(series)))):
         names = [name_of(curve) for curve in shown]
         if len(set(names)) < len(names):
             names = [curve.case for curve in shown]
-        lines = _lines(names, *_cells(results, shown), columns)
+        lines = _lines(names, *_cells(results, series, shown), columns)
     if trained := training_words.ordered(series):
         shared = training_words.common(trained, training_words.varied(trained))
         lines += [*[""] * bool(lines), *_lines(*training_words.for_terminal(trained), columns)]
@@ -100,19 +100,23 @@ def _lines(
     return lines
 
 
-def _cells(results: Results, shown: Sequence[Series]) -> tuple[list[str], list[list[list[str]]]]:
+def _cells(
+    results: Results, series: Sequence[Series], shown: Sequence[Series]
+) -> tuple[list[str], list[list[list[str]]]]:
     points = [(curve, point) for curve in shown for point in curve.points]
     # A throughput of the same runs stands in the row of their time.
     beside = {
         (case, point.world_size): (rate, point)
-        for case, rate in rates_of_times(Evidence(results, list(shown))).items()
+        for case, rate in rates_of_times(Evidence(results, list(series))).items()
         for point in rate.points
     }  # fmt: skip
+    pairs = [beside.get((curve.case, p.world_size), (curve, p)) for curve, p in points]
+    timed, rated = [p for _, p in points], [p for _, p in pairs]
     # Hours per run and hours per million samples have separate columns.
     hours = {
         name: [
             formats.trimmed(p.device_hours if (p.device_hours_per == "run") == is_run else None)
-            for _, p in points
+            for p in (timed if is_run else rated)
         ]
         for name, is_run in ((results.hours, True), (f"{results.hours[:-4]}/1e6", False))
     }
@@ -123,10 +127,7 @@ def _cells(results: Results, shown: Sequence[Series]) -> tuple[list[str], list[l
             _relative(curve, p, parts.efficiency_cell(p)) for curve, p in points
         ],
         **hours,
-        "throughput": [
-            _throughput(*beside.get((curve.case, point.world_size), (curve, point)))
-            for curve, point in points
-        ],
+        "throughput": [_throughput(*pair) for pair in pairs],
         "step time": [
             formats.DASH if p.step_s is None else f"{number(p.step_s * parts.MILLI)} ms"
             for _, p in points
