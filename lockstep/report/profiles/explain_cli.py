@@ -71,6 +71,7 @@ def explain(
     for profile in every:
         blocks += [_kernels(profile)] if profile.kernels else []
         blocks += [roofline.lines(profile)] if profile.tool == NCU else []
+    blocks += [[f"timeline: {timeline}"]] if timeline else []
     click.echo("\n\n".join("\n".join(block) for block in blocks))
     return 0
 

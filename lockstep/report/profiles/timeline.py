@@ -37,7 +37,10 @@ def draw(profiles: Sequence[Profile], to: Path) -> None:
     titles = [title(each) for each, _ in drawn]
     if len(set(titles)) < len(titles):
         titles = [each.path.name for each, _ in drawn]
-    lanes = [list(dict.fromkeys(span.part for span in each.spans)) for each, _ in drawn]
+    order = dict.fromkeys(span.part for each, _ in drawn for span in each.spans)
+    lanes = [
+        [part for part in order if part in {span.part for span in each.spans}] for each, _ in drawn
+    ]
     figure = Figure(
         figsize=(INCHES[0], INCHES[1] * sum(map(len, lanes)) + len(drawn)), layout="constrained"
     )
