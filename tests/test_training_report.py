@@ -157,6 +157,7 @@ def test_every_epoch_of_every_run_is_a_row_of_a_frame(tmp_path):
     frame = lockstep.read(seeds(tmp_path), epochs=True)
     assert len(frame) == 9
     assert list(frame[frame.seed == 0].elapsed_s) == [2.0, 3.0, 4.0]
+    assert set(frame.epochs.dropna()) <= {3}
     assert list(lockstep.read(tmp_path, launches=True).best_accuracy) == [0.74, 0.75, 0.76]
 
 

@@ -409,6 +409,7 @@ _OF_RUNS = {
 EPOCHS = {
     **_OF_RUNS,
     "epoch": Column("count", "number of the epoch, from 1"),
+    "epochs": Column("count", "planned number of epochs of the run"),
     "steps": Column("count", "optimizer updates of the epoch"),
     "job": _JOB,
     "commit": _COMMIT,
@@ -575,7 +576,7 @@ def _epochs(results: Results, pooled: set[int], baseline: int | None) -> Iterato
     for row in results.rows:
         shared = _fields(row, of_runs, pooled) | {"parallel_efficiency": efficiency.get(id(row))}
         for epoch, end_s in zip(learning.epochs(row), learning.elapsed_s(row), strict=True):
-            known = vars(epoch) | {"elapsed_s": end_s}
+            known = vars(epoch) | {"elapsed_s": end_s, "epochs": row.factors.get("epochs")}
             known["throughput_samples_per_s"] = epoch.samples_per_s
             yield shared | {name: known[name] for name in EPOCHS if name in known}
 
