@@ -99,7 +99,7 @@ class Stages:
         files.write_atomically(log.with_name("end.json"), json.dumps(end))
         if code:
             text = f"stage {stage.name} ended with exit code {code}"
-            if code == TIMED_OUT:
+            if code == TIMED_OUT and stage.time:
                 text = f"stage {stage.name} was stopped at its time limit of {stage.time}"
             self.say(f"{text}; see {log}")
         return code == 0

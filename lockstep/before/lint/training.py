@@ -109,7 +109,8 @@ class Script:
         """
         holder = self.parents.get(call)
         targets = holder.targets if isinstance(holder, ast.Assign) else []
-        parts = [*targets, *call.args, *(keyword.value for keyword in call.keywords)]
+        given = [word.value for word in call.keywords if word.arg in ("dataset", "sampler")]
+        parts = [*targets, *call.args[:1], *given]
         text = " ".join(map(ast.unparse, parts))
         validates = re.search(r"val|test|eval|dev(?!ice)|infer", text, re.IGNORECASE)
         return [*map(ast.unparse, targets)], bool(validates)

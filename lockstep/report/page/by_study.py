@@ -99,21 +99,21 @@ def imported_panel(
         "target": "These numbers are expected by their authors and were measured by nobody. They "
         "are targets, not results.",
     }[origin]
-    drawn, figures = parts.drawn(series, origin), []
+    evidence = Evidence(results, series)
+    beside, apart = rates_of_times(evidence), tables_apart(evidence)
+    drawn, figures = parts.drawn(apart, origin), []
     if sound := parts.sound(drawn):
         figure = curves.efficiency(origin, sound, threshold, predicted)
         figures = [figure | {"xlabel": f"{capital(sound[0].noun)}s"}]
-    evidence = Evidence(results, series)
-    beside = rates_of_times(evidence)
     num_drawn = len(drawn)
     note = f"The figure shows {MAX_CURVES} of the {num_drawn} tables with three sizes or more."
     return panel(
         origin, parts.ORIGINS[origin], origin, figures=figures,
-        lead=[lead, *[note] * (num_drawn > MAX_CURVES)], notes=parts.left_out(series, drawn),
+        lead=[lead, *[note] * (num_drawn > MAX_CURVES)], notes=parts.left_out(apart, drawn),
         tables=[
             _imported_table(curve, results.tables.get(curve.case, {}), threshold,
                             beside.get(curve.case))
-            for curve in tables_apart(evidence)[: parts.MAX_TABLES]
+            for curve in apart[: parts.MAX_TABLES]
         ],
     )  # fmt: skip
 

@@ -297,7 +297,8 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
     yield from _step_lines(account)
     elapsed, cpus = in_words(account["elapsed_s"]), account["alloc_cpus"]
     requested, num_nodes = size_of(account["requested_bytes"]), account["num_nodes"] or 1
-    requested += f" on {num_nodes} nodes together" * (num_nodes > 1)
+    if account["requested_bytes"] and num_nodes > 1:
+        requested += f" on {num_nodes} nodes together"
     for what, used, total in (
         ("cpu", in_words(account["total_cpu_s"]), f"{cpus} CPUs x {elapsed}"),
         ("memory", size_of(account["memory_bytes"]), requested),
