@@ -253,6 +253,7 @@ class Bound:
     exposed_bucket_s: tuple[float, ...]  # of each bucket, by the timeline; may be empty
     num_launches: int
     num_turns: int  # turns of each variant from which causes are judged
+    num_ranks: int
     late: LateInput | None = None  # `judge` finds it in a single launch only
     rare: Rare | None = None
     drift: Drift | None = None
@@ -285,6 +286,16 @@ class Bound:
         excess = self.beyond_rounds / (1 + self.beyond_rounds)  # as a share of the turns' step
         is_busy = self.beyond_rounds >= BUSY and self.queued >= excess / 2
         return is_busy or self.beyond_rounds <= 1 / (1 + BUSY) - 1
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether ranks waited long for cores in turns that are like the rounds."""
+        return not self.is_unlike and self.queued >= BUSY
+
+    @property
+    def queued_s(self) -> float:
+        """Seconds of a step that ranks waited for busy cores; of the turns if these are unlike."""
+        return self.queued * self.step_s * (1 + self.beyond_rounds * self.is_unlike)
 
     @property
     def lost_s(self) -> float:
@@ -369,6 +380,7 @@ def judge(
         late=late_input(pooled) if len(launches) == 1 else None,
         exposed_bucket_s=_bucket_exposure(pooled, buckets, shares),
         num_launches=len(launches), num_turns=pooled[division.FULL].shape[-1],
+        num_ranks=pooled[division.FULL].shape[-2],
         rare=_rare(amounts, pooled, fits), drift=next(filter(None, drifts), None),
         rate=amounts["rate"].seconds, excess=excess, queued=amounts["queued"].seconds / step_s,
         has_base=bool(bases),

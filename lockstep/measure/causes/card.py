@@ -3,11 +3,10 @@
 import shlex
 from collections.abc import Mapping, Sequence
 
-from lockstep.core.formats import counted, listed, number, percent
+from lockstep.core.formats import capital, counted, listed, number, percent
 from lockstep.core.metrics import NOTABLE
 from lockstep.measure.causes.bound import (
     BOUND,
-    BUSY,
     LITTLE,
     NAMES,
     Bound,
@@ -128,12 +127,18 @@ def headline(bound: Bound) -> str:
 
     A second sentence says that ranks waited long for cores, if the first does not.
     """
-    if bound.is_unlike or bound.kind == "contention" or bound.queued < BUSY:
+    if bound.kind == "contention" or not bound.is_busy:
         return _bottleneck(bound)
-    waited_ms = _ms(bound.queued * bound.step_s)
+    waited, todo = busy(bound)
+    return f"{_bottleneck(bound)} The machine was busy: {waited}. {capital(todo)}."
+
+
+def busy(bound: Bound) -> tuple[str, str]:
+    """Return how long ranks waited on a busy machine, and what to do, as clauses."""
+    who, fewer = ("the rank", "") if bound.num_ranks == 1 else ("ranks", "ranks or ")
     return (
-        f"{_bottleneck(bound)} The machine was busy: ranks waited {waited_ms} ms per step for "
-        "cores. Measure again on a quiet machine, or with fewer ranks or threads."
+        f"{who} waited {_ms(bound.queued_s)} ms per step for cores",
+        f"measure again on a quiet machine, or with fewer {fewer}threads",
     )
 
 
@@ -297,15 +302,14 @@ def _trust(bound: Bound) -> str:
             "in the rounds"
         )
     if bound.queued >= NOTABLE:
-        waited_s = bound.queued * bound.step_s
         cause = "no other cause" if bound.named else "no cause"
         cause += "" if bound.is_unlike else f" below {percent(LITTLE)} %"
         has_table = bound.kind != "open" and _has_interval(bound)  # of losses to the baseline
         counted_only = " (the table counts only what exceeds the baseline)"
         counted_only *= bound.has_base and has_table
         texts.append(
-            f"ranks waited {_ms(waited_s)} ms per step for busy cores{counted_only}, so {cause} is "
-            "named"
+            f"ranks waited {_ms(bound.queued_s)} ms per step for busy cores{counted_only}, so "
+            f"{cause} is named"
         )
     if bound.excess >= NOTABLE:
         more = percent(bound.excess)

@@ -16,7 +16,8 @@ from lockstep.core.findings import Finding as Reason
 from lockstep.core.flags import Flag
 from lockstep.core.record import DDP_SETTINGS, LOADER_SETTINGS
 from lockstep.core.studies import ON_REQUEST
-from lockstep.measure.causes.bound import BUSY, Bound, Cause
+from lockstep.measure.causes.bound import FEWEST_LAUNCHES, Bound, Cause
+from lockstep.measure.causes.card import busy
 from lockstep.report import looks
 from lockstep.report.check.checker import NOT_OF_SPEED, OF_SPEED, blocked_by, group_findings
 from lockstep.report.check.evidence import FLAGGED, Finding
@@ -500,15 +501,14 @@ def _doubts(
     """
     for index, letter in enumerate("AB"):
         points = [(pair.a, pair.b)[index] for pair in pairs]
-        known = [(bound, pair.world_size) for pair in pairs if (bound := pair.bounds[index])]
-        most, size = max(known, key=lambda each: each[0].queued, default=(None, 0))
-        if most and most.queued >= BUSY:
-            share, ranks = formats.percent(most.queued), formats.counted(size, "rank")
-            waited = formats.number(most.queued * most.step_s, scale=1e3)
+        known = (pair.bounds[index] for pair in pairs)
+        slowed = [bound for bound in known if bound and bound.is_busy]
+        if most := max(slowed, key=lambda bound: bound.queued, default=None):
+            share, ranks = formats.percent(most.queued), formats.counted(most.num_ranks, "rank")
+            waited, todo = busy(most)
             text = (
-                f"the machine of {letter} was busy: on {ranks}, ranks waited {waited} ms per step "
-                f"for cores, {share} % of the step; measure again on a quiet machine, or with "
-                "fewer ranks or threads"
+                f"the machine of {letter} was busy: on {ranks}, {waited}, {share} % of the step; "
+                f"{todo}"
             )
             yield Reason("busy", text, "warning", values={"side": letter, "share": most.queued})
         touching = [
@@ -527,7 +527,11 @@ def changed_causes(pair: Pair) -> list[tuple[Cause, float, float]]:
     """Return the causes that take more or less of a step in B than in A, and their seconds.
 
     Only those whose 95 % intervals in A and in B do not overlap, so there is little risk in many.
+    With few launches, these intervals are over turns, and hold for these launches alone.
     """
+    units = (independent(side, [row.rate for row in side]) for side in (pair.a, pair.b))
+    if min(map(len, units)) < FEWEST_LAUNCHES:
+        return []
     a, b = ({share.cause: share for share in known.shares} if known else {}
             for known in pair.bounds)  # fmt: skip
     return [
@@ -623,6 +627,7 @@ def document(comparison: Comparison, names: tuple[str, str]) -> dict[str, Any]:
 
 def _record(pair: Pair, judged: Judged) -> dict[str, Any]:
     low, high = judged.interval or (None, None)
+    a_step_s, b_step_s = (None, None) if judged.blocked_by else pair.step_s
     return {
         "case": pair.case, "b_case": pair.b[0].case, "world_size": pair.world_size,
         "num_nodes": pair.a[0].num_nodes, "b_num_nodes": pair.b[0].num_nodes,
@@ -632,7 +637,7 @@ def _record(pair: Pair, judged: Judged) -> dict[str, Any]:
         "origin": pair.a[0].origin,
         "a_launches": len(pair.a), "b_launches": len(pair.b),
         "a_rates": pair.rates[0], "b_rates": pair.rates[1],
-        "a_step_s": pair.step_s[0], "b_step_s": pair.step_s[1],
+        "a_step_s": a_step_s, "b_step_s": b_step_s,
         "memory_ratio": None if judged.blocked_by else pair.memory_ratio,
         "a_peak_memory_bytes": pair.peak_memory_bytes[0],
         "b_peak_memory_bytes": pair.peak_memory_bytes[1],

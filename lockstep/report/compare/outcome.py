@@ -430,16 +430,18 @@ def text(
         why = f"; {blocked_text(judged.blocked_by)}" if judged.blocked_by else ""
         points.append([
             judged.verdict, str(pair.world_size), f"{len(pair.a)} + {len(pair.b)}",
-            *(number(step_s, scale=1e3) for step_s in pair.step_s),
+            *(DASH if why else number(step_s, scale=1e3) for step_s in pair.step_s),
             DASH if why else f"{judged.ratio:.3f}", interval(judged), memory(pair, judged),
             f"{pair.label}{why}",
         ])  # fmt: skip
+    is_timed = any(cell != DASH for row in points[1:] for cell in row[3:5])
+    timed = ["A (ms), B (ms): median time of a step"] if is_timed else []
     summary = outcome(comparison.points)
     parts = [
         say([
             f"A: {names[0]}", f"B: {names[1]}", "ratio: rate of B / rate of A, so B is faster if "
                                                 "the ratio is above 1",
-            "A (ms), B (ms): median time of a step",
+            *timed,
             "memory: peak memory of B / peak memory of A, on the rank with the most; no verdict "
             "uses this ratio",
         ]),
@@ -454,7 +456,7 @@ def text(
         f"{capital(NAMES[cause])} {'grew' if b > a else 'shrank'} on "
         f"{counted(pair.world_size, 'rank')} from {number(a, scale=1e3)} to {number(b, scale=1e3)} "
         f"ms per step: {pair.label}. The 95 % intervals of A and of B do not overlap."
-        for pair, judged in comparison.points if not judged.blocked_by
+        for pair, judged in comparison.points if not (judged.blocked_by or judged.in_one_job)
         for cause, a, b in changed_causes(pair)
     ]  # fmt: skip
     look = [comparison.look.sentence] if comparison.has_interval else []

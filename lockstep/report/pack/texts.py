@@ -21,7 +21,7 @@ from lockstep.core.files import write_atomically
 from lockstep.core.formats import counted, in_words, listed, number, percent
 from lockstep.core.metrics import GIGA
 from lockstep.core.record import Basis
-from lockstep.measure.causes.bound import BUSY
+from lockstep.measure.causes.card import busy
 from lockstep.report.check import checker
 from lockstep.report.check.checker import Finding
 from lockstep.report.compute import quantities
@@ -166,9 +166,8 @@ def document(
             if lost := replace(judged, loss_point=point, why=why).lost:
                 size = counted(point.world_size, noun)
                 text = f"In {curve.row.study} scaling on {size}, {lost}."
-                if card and card.point is point and card.bound.queued >= BUSY:
-                    waited = number(card.bound.queued * card.bound.step_s, scale=MILLI)
-                    text += f" The machine was busy: ranks waited {waited} ms per step for cores."
+                if card and card.point is point and card.bound.is_busy:
+                    text += f" The machine was busy: {busy(card.bound)[0]}."
                 texts.append({"kind": "text", "text": text})
         return [drawn, *texts]
 
