@@ -149,11 +149,14 @@ def test_steps_take_the_mean_measured_on_as_many_nodes_and_are_never_extrapolate
     )
     assert line["node_hours"] == pytest.approx(point["mean_step_s"])
     assert (line["case"], line["global_batch"]) == (point["case"], point["global_batch"])
-    plan.write_text(plan.read_text().replace("nodes = 1", "nodes = 64"))
-    with pytest.raises(
-        ValueError, match=r"production series .* was measured on \[1\] nodes, but not on 64"
+    given = plan.read_text()
+    for planned, refusal in (
+        ("nodes = 64", r"production series .* was measured on \[1\] nodes, but not on 64"),
+        ("predicted = true\nnodes = 1", "4 ranks were measured; remove predicted"),
     ):
-        run(folder, "--proposal", "generic", "--despite", "--work", plan)
+        plan.write_text(given.replace("nodes = 1", planned))
+        with pytest.raises(ValueError, match=refusal):
+            run(folder, "--proposal", "generic", "--despite", "--work", plan)
 
 
 WORK = """schema = 1
@@ -189,7 +192,7 @@ def test_the_text_claims_only_what_was_measured_and_its_card_fits_the_page(tmp_p
         "predicts 206 ms from the production series, 90 % interval 153 to 278 ms", "%), below 70 %",
         "overlap is 10.8 % on 2 ranks (95 % interval 2.4 to 19.1 %), 9.2 % on 4 ranks (95 % inter",
         "scaling on 2 ranks, a step takes 340 ms", "| 0.206 (given) |", "waits 8.00 ms per",
-        "use 4 ranks at global batch 64, where efficiency is 53.0 %, below 70 %.",
+        "use 4 ranks at global batch 64, where efficiency is 53.0 %, below 70 %.", "use 207 ms,",
     ):  # fmt: skip
         assert claim in text
     assert "No evidence: " in (to / "figures" / "strong-efficiency.svg").read_text()

@@ -112,6 +112,9 @@ def test_nothing_is_recommended_from_what_an_error_touches(tmp_path):
     assert "recommended:" not in done.stdout
     found = json.loads(run(predict, folder, "--case", "guide_throughput", "--json").stdout)
     assert (found["recommendation"], found["blocked_by"]) == (None, ["contradiction"])
+    doubtful = strong_tree(tmp_path / "apart", {1: (0.1, 0.101), 2: (0.05, 0.1)})
+    found = json.loads(run(predict, doubtful, "--rule", "efficiency=0.3", "--json").stdout)
+    assert "does not warn of launches-apart would" in found["recommendation"]["why"]
 
 
 def test_the_rules_are_one_json_object(cited):
@@ -128,13 +131,9 @@ def test_the_rules_are_one_json_object(cited):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "refusal"),
-    [
-        (["--rule", "cheap"], "cheap is not a rule"),
-        (["--rule", "efficiency=80"], "not a fraction"),
-        (["--rule", "budget=1"], "by --samples"),
-    ],
+    ("rule", "refusal"),
+    [("cheap", "not a rule"), ("efficiency=80", "not a fraction"), ("budget=1", "by --samples")],
 )
-def test_what_cannot_be_answered_is_refused(ladder, arguments, refusal):
+def test_what_cannot_be_answered_is_refused(ladder, rule, refusal):
     with pytest.raises(ValueError, match=refusal):
-        run(predict, ladder, *arguments)
+        run(predict, ladder, "--rule", rule)

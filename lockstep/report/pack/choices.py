@@ -285,6 +285,7 @@ def _milestone(
 
     That is from steps at the `measured`, a `predicted` or a `given` time, from `hours`, or from a
     `lump` of node-hours. The efficiency is that of the point where the step was measured.
+    A prediction is of the median step; its mean follows from the production point's.
     """
     num_runs, num_nodes, node_hours = run.runs * run.repeats, run.nodes, run.node_hours
     source = "hours" if run.steps is None else "given"
@@ -292,7 +293,7 @@ def _milestone(
     if run.steps is not None:
         if run.predicted:
             source, record = "predicted", _predict(run, series, findings)
-            step_s = record["step_s"]
+            step_s = record["step_s"] * (production.mean_over_median or 1.0)
         elif step_s is None:
             source, (step_s, point) = "measured", _measured_step(run, series, production)
         assert step_s is not None
@@ -322,6 +323,8 @@ def _predict(run: Run, series: Series, findings: Sequence[Finding]) -> dict[str,
     if not all(ranks_per_node):
         raise ValueError(f"run {run.type!r}: the ranks per node are not recorded; set step_s")
     at = run.nodes * max(filter(None, ranks_per_node))
+    if any(p.world_size == at and p.rows[0].num_nodes == run.nodes for p in series.points):
+        raise ValueError(f"run {run.type!r}: {at} ranks were measured; remove predicted")
     predicted = prediction.predict(prediction.ladder_of(series, {}, findings), at)
     if predicted.refusal:
         raise ValueError(

@@ -103,8 +103,8 @@ def document(
             if (size := own.details.get("gradient_bytes"))
         )),
         "agreements": [
-            f"{100 * (each['ratio'] - 1):+.1f} % ({100 * (each['low'] - 1):+.1f} to "
-            f"{100 * (each['high'] - 1):+.1f}) on {counted(each['world_size'], noun)}"
+            f"{100 * (each['ratio'] - 1):+.1f} % (95 % interval {100 * (each['low'] - 1):+.1f} to "
+            f"{100 * (each['high'] - 1):+.1f} %) on {counted(each['world_size'], noun)}"
             for each in chosen.agreements
         ],
         "stalls": [

@@ -9,6 +9,7 @@ import click
 from lockstep.report.bundle import opening
 
 if TYPE_CHECKING:
+    from lockstep.report.check.checker import Finding
     from lockstep.report.compute.scaling import Series
     from lockstep.report.load.results import Results
 
@@ -78,10 +79,9 @@ def predict(
     criterion = predict_record.parse(rule or RULE)
     results = load([path])
     checker.say_unread(results)
-    series = _choose(results, case)
-    ladder = prediction.ladder_of(
-        series, results.tables.get(series.case, {}), checker.check(results)
-    )
+    findings = checker.check(results)
+    series = _choose(results, findings, case)
+    ladder = prediction.ladder_of(series, results.tables.get(series.case, {}), findings)
     wrong = checker.errors(ladder.forbidding)
     checker.say_errors(wrong)
     code = 0
@@ -112,8 +112,9 @@ def predict(
     return code
 
 
-def _choose(results: "Results", case: str | None) -> "Series":
+def _choose(results: "Results", findings: "list[Finding]", case: str | None) -> "Series":
     """Return the series selected by its name or by a unique part of it."""
+    from lockstep.report.compute.evaluation import finish
     from lockstep.report.compute.scaling import series_of
     from lockstep.report.predict.predict_record import name_of
     from lockstep.report.predict.prediction import can_be_modelled
@@ -124,7 +125,8 @@ def _choose(results: "Results", case: str | None) -> "Series":
         both = zip(curves, names, strict=True)
         return "; ".join(curve.case if names.count(name) > 1 else name for curve, name in both)
 
-    series = [curve for curve in series_of(results.rows) if can_be_modelled(curve)]
+    curves = finish(series_of(results.rows), findings)
+    series = [curve for curve in curves if can_be_modelled(curve)]
     if not series:
         raise ValueError(
             "no series has several sizes of strong or weak scaling; measure one, or import a table"

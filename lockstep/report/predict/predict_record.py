@@ -192,26 +192,25 @@ def next_step(series: Series) -> dict[str, Any]:
     were not measured; else "stop".
     """
 
-    def step(kind: str, sizes: Sequence[int], why: str) -> dict[str, Any]:
-        what = f"{joined(sizes)} ranks" if sizes else "no larger size"
+    def step(kind: str, sizes: Sequence[int], why: str, launches: str = "") -> dict[str, Any]:
+        what = launches or (f"{joined(sizes)} ranks" if sizes else "no larger size")
         text = f"measure {what}: {why}"
         return {"kind": kind, "world_sizes": sizes, "why": why, "text": text}
 
     last = series.points[-1]
     why = f"{counted(last.world_size, series.noun)} have {_efficiency(last, WORTHWHILE)}"
-    if last.parallel_efficiency >= WORTHWHILE:
+    reaches = last is series.base or last.reaches(WORTHWHILE)
+    if reaches is None:
+        return step("launches", [], why, series.launches_to_show(WORTHWHILE))
+    if reaches:
         return step("larger", [2 * last.world_size], why)
-    span = last.efficiency_interval
-    if span is not None and span[1] >= WORTHWHILE:
-        text = f"measure {series.launches_to_show(WORTHWHILE)}: {why}"
-        return {"kind": "launches", "world_sizes": [], "why": why, "text": text}
     why += f", under {100 * WORTHWHILE:.0f} %"
     # A size between the last efficient one and the next may still be good. The baseline comes
     # first, since the series of another layout may share it without having its size.
     good, bad = next(
         (p.world_size, q.world_size)
         for p, q in pairwise([series.base, *series.points])
-        if q.parallel_efficiency < WORTHWHILE
+        if q.reaches(WORTHWHILE) is False
     )
     if untried := doublings_between(good, bad):
         return step("between", untried, f"{why}; no size between {good} and {bad} was measured")

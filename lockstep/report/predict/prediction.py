@@ -370,11 +370,12 @@ def used_from(ladder: Ladder) -> int:
 def refusal(ladder: Ladder, at: int, force: bool) -> Refusal | None:
     sizes = tuple(ladder.sizes)
     if len(sizes) < LEAST_SIZES:
-        # Measure the doublings between the sizes, and from them to the requested size; else larger
-        # sizes, which may be the requested one.
+        # Measure the requested size if it is below them, and the doublings between the sizes and
+        # from them to the requested size; else larger sizes, which may be the requested one.
         ends = [*sizes, *([at] if at > sizes[-1] else [])]
         gaps = [size for p, q in pairwise(ends) for size in doublings_between(p, q) if size != at]
-        more = [*gaps, *ends[len(sizes) :], 2 * ends[-1], 4 * ends[-1]]
+        below = [at] if at < sizes[0] else []
+        more = [*below, *gaps, *ends[len(sizes) :], 2 * ends[-1], 4 * ends[-1]]
         return Refusal("few-sizes", at, sizes, tuple(more[: LEAST_SIZES - len(sizes)]))
     if force:
         return None
