@@ -1,4 +1,4 @@
-"""Prove on one GPU, in at most 23 minutes, what has only run on CPUs: `make gpu-proof`.
+"""Prove on one GPU, in at most 24 minutes, what has only run on CPUs: `make gpu-proof`.
 
     python tests/validation/gpu_proof.py [--to FOLDER] [--minutes 10]
 
@@ -90,6 +90,9 @@ PARTS = (
     Part("precision", 400, [run_campaign("precision", "precision,weak", "--repeats", "3")]),
     Part("memory", 240, [run_campaign("memory", "weak", "--local-batch", str(TOO_LARGE),
                                       "--on-oom", "halve", "--repeats", "1")]),
+    Part("rung", 60, [(*LOCKSTEP, "run", "train", "--data=digits", "--workload=mlp:width=64",
+                       "--global-batch=96", "--epochs=12", "--optimizer=adam", "--lr=0.001",
+                       "--results={folder}", "--name=rung")]),
     Part("explain", 120, [STEP]),
     Part("trace", 180, [run_campaign("traced", "weak", "--repeats", "1", "--torch-trace", TRACED)]),
     Part("nsys", 180, [
@@ -155,6 +158,12 @@ def judge_amp(folder: Path) -> tuple[str, bool]:
     half, whole = of_precision(folder, "bf16"), of_precision(folder, "fp32")
     text = f"bf16 {half['step_s']:.4g} s, fp32 {whole['step_s']:.4g} s"
     return text, (half["step_s_high"] or 0) < (whole["step_s_low"] or 0)
+
+
+@claim("precision", "bf16 (AMP) needs less memory than fp32 at its peak")
+def judge_less_memory(folder: Path) -> tuple[str, bool]:
+    half, whole = (of_precision(folder, name)["peak_memory_bytes"] for name in ("bf16", "fp32"))
+    return f"bf16 {half}, fp32 {whole} bytes", bool(half and whole and half < whole)
 
 
 @claim("precision", "phases by CUDA events add up to the step by the clock")
@@ -240,6 +249,13 @@ def judge_peak(folder: Path) -> tuple[str, bool]:
 def judge_oom(folder: Path) -> tuple[str, bool]:
     batches = [point["local_batch"] for point in points(folder, "memory")]
     return f"asked {TOO_LARGE}, measured {batches}", all(0 < n < TOO_LARGE for n in batches)
+
+
+@claim("rung", "the rung of one GPU trains to 90 % on digits, and its time is known")
+def judge_rung(folder: Path) -> tuple[str, bool]:
+    (point,) = points(folder, "rung")
+    reached, epoch_s = point["validation_accuracy"], point["epoch_s"]
+    return f"{reached:.3f}, {epoch_s:.3g} s an epoch", reached > 0.9 and epoch_s > 0
 
 
 @claim("explain", "the card's parts add up to the step")
