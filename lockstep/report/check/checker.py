@@ -63,10 +63,15 @@ def blocked_by(
     return list_touching((find_blocking if of_speed else errors)(findings), rows)
 
 
+def touching(findings: Iterable[Finding], rows: Iterable[Row]) -> list[Finding]:
+    """Return the findings that concern any of these results."""
+    touched = list(rows)
+    return [finding for finding in findings if any(map(finding.touches, touched))]
+
+
 def list_touching(findings: Iterable[Finding], rows: Iterable[Row]) -> list[str]:
     """Return the names of the rules whose findings concern any of these results."""
-    touched = list(rows)
-    return list(dict.fromkeys(f.rule for f in findings if any(map(f.touches, touched))))
+    return list(dict.fromkeys(finding.rule for finding in touching(findings, rows)))
 
 
 @dataclass(frozen=True)

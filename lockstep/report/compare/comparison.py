@@ -19,7 +19,14 @@ from lockstep.core.studies import ON_REQUEST
 from lockstep.measure.causes.bound import FEWEST_LAUNCHES, Bound, Cause
 from lockstep.measure.causes.card import busy
 from lockstep.report import looks
-from lockstep.report.check.checker import NOT_OF_SPEED, OF_SPEED, blocked_by, group_findings
+from lockstep.report.check.checker import (
+    NOT_OF_SPEED,
+    OF_SPEED,
+    blocked_by,
+    find_doubting,
+    group_findings,
+    touching,
+)
 from lockstep.report.check.evidence import FLAGGED, Finding
 from lockstep.report.compare.judging import BLOCKED, MARGIN, UNKNOWN, Judged, judge
 from lockstep.report.compute import learning, quantities, replicates, statistics
@@ -511,12 +518,8 @@ def _doubts(
                 f"{todo}"
             )
             yield Reason("busy", text, "warning", values={"side": letter, "share": most.queued})
-        touching = [
-            finding for finding in findings[index]
-            if finding.level == "warning" and finding.doubts and finding.rule != FLAGGED
-            and any(map(finding.touches, (row for rows in points for row in rows)))
-        ]  # fmt: skip
-        for group in group_findings(touching):
+        own = [each for each in find_doubting(findings[index]) if each.rule != FLAGGED]
+        for group in group_findings(touching(own, (row for rows in points for row in rows))):
             rule, places = group.first.rule, formats.counted(len(group.points), "point")
             fact = f"{group.facts[0]}: {group.first.why}"
             text = f"{letter}: lockstep check warns of {rule} on {places}; the first: {fact}"

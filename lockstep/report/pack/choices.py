@@ -384,12 +384,7 @@ def jobs(results: Results) -> dict[str, Any] | None:
 def warnings(findings: Sequence[Finding], chosen: Chosen) -> list[Finding]:
     """Return the warnings about points of the tables; flags have an objection of their own."""
     own = [each for each in findings if each.level == "warning" and each.rule != FLAGGED]
-    return _touching(own, chosen.points)
-
-
-def _touching(findings: Sequence[Finding], points: Sequence[Point]) -> list[Finding]:
-    rows = [row for point in points for row in point.rows]
-    return [each for each in findings if any(map(each.touches, rows))]
+    return checker.touching(own, (row for point in chosen.points for row in point.rows))
 
 
 @dataclass(frozen=True)
@@ -421,7 +416,8 @@ def objections(evaluation: Evaluation, chosen: Chosen, is_example: bool) -> Iter
         text = f"{finding.rule}: {finding.where}: {finding.message}"
         yield Objection("check", text, finding.record())
     warned = warnings(evaluation.findings, chosen)
-    for finding in _touching(checker.find_doubting(warned), chosen.cited):
+    cited = [row for point in chosen.cited for row in point.rows]
+    for finding in checker.touching(checker.find_doubting(warned), cited):
         text = f"{finding.rule}: {finding.where}: {finding.message}"
         yield Objection("doubted", text, finding.record())
     if left_out := evaluation.left_out:
